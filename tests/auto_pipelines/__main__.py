@@ -12,8 +12,8 @@ def main() -> None:
     for name in [each for each in arguments if each != "--write"] or trials.list_names():
         outcomes[name] = trials.try_apart(name)
         print(f"{name:24} {outcomes[name]}", flush=True)
-    count = list(outcomes.values()).count(trials.EQUAL)
-    print(f"{count} of {len(outcomes)} {trials.EQUAL}")
+    for outcome in trials.EQUAL.values():
+        print(f"{list(outcomes.values()).count(outcome):3} of {len(outcomes)} {outcome}")
     if "--write" in arguments:
         path = trials.outcomes_path()
         path.parent.mkdir(exist_ok=True)

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import msgspec
 
 from omnibus_models.modular import trial
 from omnibus_models.modular.blocks import MODULAR_PIPELINE_MAPPING
 from tests.auto_families.trials import run_limited
 
-#: Outcome of a pipeline whose components give the bits of the whole; other outcomes are reasons.
-EQUAL = "in components"
+#: Outcomes of a pipeline whose components give the bits of the whole, by what from; other outcomes are reasons.
+EQUAL = {(True, False): "from text", (True, True): "from text, or with an image", (False, True): "from an image"}
 
 
 def list_names() -> list[str]:
@@ -26,8 +27,10 @@ def find_class(name: str) -> Any:
 
 def try_apart(name: str) -> str:
     """Try the pipeline ``name`` in a process with limits on time and memory. Returns its outcome."""
-    fault = run_limited(lambda: trial.try_class(find_class(name)))
-    return "the trial took too long" if fault is None else fault or EQUAL
+    faults = run_limited(lambda: msgspec.structs.astuple(trial.try_class(find_class(name))))
+    if faults is None:
+        return "the trial took too long"
+    return EQUAL.get((not faults[0], not faults[1]), faults[0])
 
 
 def outcomes_path() -> Path:

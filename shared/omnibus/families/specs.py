@@ -15,11 +15,11 @@ from omnibus.families.templates import (
     image_editing,
     image_generation,
     image_generation_with_prior,
+    image_to_image,
     language_model,
     omni_model,
     text_embedder,
     text_reranker,
-    video_from_text,
     video_generation,
     vision_language,
 )
@@ -102,9 +102,9 @@ KNOWN: dict[str, FamilyDeclaration] = {
     "llava_onevision": vision_language("LLaVA-OneVision", "llava-onevision-tiny", "image", "video", weights=_LLAVA),
     "ltx2": video_generation("LTX-2", "ltx2-tiny", video_limits=video_limits.LTX2),
     "mllama": vision_language("Llama 3.2 Vision", "llama-3.2-vision-tiny", "image", weights=_MLLAMA),
-    "modular_image": image_generation("image pipelines of diffusers", "modular-image-tiny"),
-    "modular_video": video_from_text(
-        "video pipelines of diffusers", "modular-video-tiny", video_limits=video_limits.MODULAR
+    "modular_image": image_to_image("image pipelines of diffusers", "modular-image-tiny"),
+    "modular_video": image_to_image(
+        "video pipelines of diffusers", "modular-video-tiny", "decode-video", video_limits=video_limits.MODULAR
     ),
     "qwen2": language_model("Qwen2 and Qwen2.5", "qwen2-tiny"),
     "qwen2_5_omni": omni_model(

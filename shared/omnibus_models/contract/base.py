@@ -118,6 +118,11 @@ class LoadedComponent:
         [item] = parts
         return item
 
+    def image_size(self, image: Tensor) -> tuple[int, int]:
+        """See ``Denoiser``: by the number of pixels per latent, ``unit``."""
+        unit: int = getattr(self, "unit", 1)
+        return image.shape[3] * unit, image.shape[2] * unit
+
     @property
     def default_size(self) -> tuple[int, int]:
         """See ``Stepper``."""

@@ -45,24 +45,6 @@ class TextEncoder(ModelComponent, Protocol):
         """
 
 
-class FrameEncoder(ModelComponent, Protocol):
-    """The encoder of a video's VAE: an image to the latents of the first frame.
-
-    Two calls may run in parallel.
-    """
-
-    unit: int  # pixels per latent, on either side
-
-    def prepare(self, data: memoryview, width: int, height: int) -> Tensor:
-        """Decode one file and resize it to ``width`` and ``height``: float32 [3, height, width] in [-1, 1].
-
-        CPU only, thread-safe. Raises ``BadMedia`` and ``TooLarge``, see ``MediaEncoder``.
-        """
-
-    def encode(self, pixels: Tensor) -> Tensor:
-        """Encode [3, height, width] to float32 [channels, 1, rows, columns] on the CPU."""
-
-
 @dataclass(frozen=True)
 class ImageSpec:
     """Specification of an image, or of a video with several frames. Sizes are in pixels.
@@ -78,6 +60,27 @@ class ImageSpec:
     guidance: float | None = None
     frames: int = 1
     fps: float = 24.0
+
+
+class FrameEncoder(ModelComponent, Protocol):
+    """The encoder of a VAE: an image to the latents of a video's first frame, or of an image to start from.
+
+    Two calls may run in parallel. With ``edits`` it also encodes for images, whose size may be 0.
+    """
+
+    unit: int  # pixels per latent, on either side
+    edits: bool
+
+    def prepare(self, data: memoryview, picture: ImageSpec) -> Tensor:
+        """Decode one file and resize it to the size of ``picture``: float32 [3, height, width] in [-1, 1].
+
+        CPU only, thread-safe. Raises ``BadMedia`` and ``TooLarge``, see ``MediaEncoder``. The form of what an encoder
+        with ``edits`` returns is its own. It chooses the size of a picture without one, and raises ``BadRequest`` if
+        its model takes no images.
+        """
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Encode what ``prepare`` returned to float32 [channels, 1, rows, columns] on the CPU, or a form of its own."""
 
 
 class Denoising(Protocol):
@@ -138,12 +141,12 @@ class Denoiser(Stepper, Protocol):
     columns], and the model determines the number of steps.
 
     With ``edits``, ``open`` takes an ``image``: latents of the source image or of a video's first frame, in the form
-    that ``latents`` returns. ``unit`` is then the number of pixels per latent, on either side. With ``follows``,
-    ``open`` takes a ``prior``, the latents of a prior model. With ``sounds``, it also generates the audio of a video.
+    that ``latents`` returns, or of the family's own form. ``image_size`` is then its width and height. With
+    ``follows``, ``open`` takes a ``prior``, the latents of a prior model. With ``sounds``, it also generates the audio
+    of a video.
     """
 
     edits: bool
-    unit: int
     follows: bool
     sounds: bool
 
@@ -152,6 +155,9 @@ class Denoiser(Stepper, Protocol):
 
         Raises ``BadRequest`` for an unsupported size or number of steps, and without a required image or prior.
         """
+
+    def image_size(self, image: Tensor) -> tuple[int, int]:
+        """Return the width and height in pixels of an ``image`` for ``open``; only with ``edits``."""
 
     def audio_latents(self, denoising: Any) -> Tensor:
         """Return [channels, time, bins] float32 of the audio, a decoder's input; only with ``sounds``."""

@@ -60,14 +60,20 @@ def split_blocks(blocks: Any) -> dict[str, list[str]]:
     """Return the names of ``blocks`` by component: text_encoder, vae_encoder, dit and vae.
 
     Blocks that read the prompt are the text encoder. The encoder of images has those that run only for an image, and
-    may have none. Others before the decoder depend on the size of the output, and belong to the denoiser. Raises
-    ``Fatal`` for blocks that do not read a prompt, then denoise and then decode.
+    may have none; those that run only for other inputs are in no component. Others before the decoder depend on the
+    size of the output, and belong to the denoiser. Raises ``Fatal`` for blocks that do not read a prompt, then denoise
+    and then decode.
     """
     names = list(blocks.sub_blocks)
     before = names[: names.index(_DENOISE)] if _DENOISE in names else []
-    running = {name.split(".")[0] for name in blocks.get_execution_blocks(prompt=True).sub_blocks}
-    kinds = {name: _block_component(blocks.sub_blocks[name], name in running) for name in before}
-    parts = {part: [name for name in before if kinds[name] == part] for part in ("text_encoder", "vae_encoder", "dit")}
+    running, drawn = (
+        {name.split(".")[0] for name in blocks.get_execution_blocks(prompt=True, **image).sub_blocks}
+        for image in ({}, {"image": True})
+    )
+    kinds = {name: _block_component(blocks.sub_blocks[name], name in running) for name in before if name in drawn}
+    parts = {
+        part: [name for name in before if kinds.get(name) == part] for part in ("text_encoder", "vae_encoder", "dit")
+    }
     after = names[len(before) + 1 :]
     if not parts["text_encoder"] or not after:
         raise errors.Fatal(f"{type(blocks).__name__} has the blocks {', '.join(names)}, which cannot be separated")
@@ -91,6 +97,7 @@ class ModularPart:
 
     def __init__(self, pipeline: Any, checkpoint: Path, names: Sequence[str], device: str, dtype: str) -> None:
         self.pipeline = pipeline
+        self.names = names
         self.device = device
         whole = pipeline.blocks
         self.inputs = {each.name: each for each in whole.inputs if each.name is not None}
@@ -100,8 +107,9 @@ class ModularPart:
         self._later_names = {each.name for each in later if each.name is not None} - _OWN_INPUTS
         self._later_kinds = {each.kwargs_type for each in later if each.kwargs_type is not None}
         self._load_components(checkpoint, dtype)
-        for loop in _find_loops(self._blocks):
+        for loop in _find_loops([pipeline._blocks, *self._blocks]):
             loop.set_progress_bar_config(disable=True)
+        for loop in _find_loops(self._blocks):
             loop.loop_step = functools.partial(_pause_before, loop.loop_step)
 
     @property
@@ -148,12 +156,14 @@ class ModularPart:
                 state.get(_GENERATOR).set_state(generator_state.cpu())
         return state
 
-    def pack_state(self, state: Any) -> Tensor:
-        """Return the values in ``state`` that later parts read, uint8 [1, n]."""
+    def pack_state(self, state: Any, **more: Any) -> Tensor:
+        """Return the values in ``state`` that later parts read, and ``more``, uint8 [1, n]."""
         kinds = {kind: names for kind, names in state.kwargs_mapping.items() if kind in self._later_kinds}
         names = self._later_names.union(*kinds.values()) - {_GENERATOR}
         values = {name: state.get(name) for name in sorted(names) if self._is_set(name, state.get(name))}
-        return pack_values({**values, _KINDS: {kind: list(dict.fromkeys(each)) for kind, each in kinds.items()}})
+        return pack_values(
+            {**values, **more, _KINDS: {kind: list(dict.fromkeys(each)) for kind, each in kinds.items()}}
+        )
 
     def _is_set(self, name: str, value: Any) -> bool:
         return value is not None and not (name in self.inputs and value is self.inputs[name].default)

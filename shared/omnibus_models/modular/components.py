@@ -1,15 +1,19 @@
 """Components of modular pipelines, see ``contract.diffusion``: their blocks between packed values."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from omnibus import errors
+from omnibus_models import media
 from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepared
 from omnibus_models.modular.blocks import BlockRun, ModularPart
+from omnibus_models.modular.values import pack_values, unpack_values
 
 _DEFAULT_SIDE = 1024
 #: Names of a pipeline's pixels per latent, on either side; a position of the transformer has two latents.
@@ -18,6 +22,11 @@ _SCALES = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compress
 OUTPUTS = ("images", "videos")
 #: Names of the input for frames per second.
 _RATES = ("frame_rate", "fps")
+
+
+def side_multiple(pipeline: Any) -> int:
+    """Return a number of pixels, of which sides of images are multiples."""
+    return 2 * min((getattr(pipeline, name) for name in _SCALES if hasattr(pipeline, name)), default=8)
 
 
 class _PartComponent(LoadedComponent):
@@ -70,6 +79,44 @@ class ModularTextEncoder(_PartComponent):
         return self._part.pack_state(self._part.run(self._part.open_state(prompts), pipeline))
 
 
+class ModularImageEncoder(_PartComponent):
+    """The blocks that read an image, see ``contract.FrameEncoder``.
+
+    They may draw noise: what they return has the state of the generator, which the denoiser continues with.
+    """
+
+    edits = True
+    unit = 1
+
+    def __init__(self, part: ModularPart, limits: media.MediaDecodeLimits = media.DEFAULT) -> None:
+        super().__init__(part)
+        self._limits = limits
+
+    def prepare(self, data: memoryview, picture: ImageSpec) -> Tensor:
+        """Decode one file: packed values."""
+        return self.pack_image(media.decode_image(data, self._limits).convert("RGB"), picture)
+
+    def pack_image(self, image: Image.Image, picture: ImageSpec) -> Tensor:
+        """Return ``image`` with the size of ``picture``, or with its own if that is 0, of about a megapixel at most."""
+        if "image" not in self.inputs or not self._part.names:
+            raise errors.BadRequest("this model generates images from text alone; remove the image", param="image")
+        scale = min(1.0, math.sqrt(_DEFAULT_SIDE**2 / (image.width * image.height)))
+        multiple = side_multiple(self._part.pipeline)
+        width, height = (max(multiple, round(side * scale / multiple) * multiple) for side in image.size)
+        values = {"width": picture.width or width, "height": picture.height or height, "num_frames": picture.frames}
+        return pack_values({"image": image, "seed": picture.seed, **values})
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Encode what ``prepare`` returned: packed values, uint8 [1, 1, 1, n]."""
+        values = unpack_values(pixels, "cpu")
+        generator = torch.Generator().manual_seed(values["seed"])
+        size = {name: values[name] for name in ("width", "height")}
+        with torch.inference_mode():
+            state = self._part.open_state({**values, "generator": generator})
+            state = self._part.run(state, self._part.copy_pipeline())
+        return self._part.pack_state(state, **size, generator=generator.get_state())[None, None]
+
+
 class ModularDenoising:
     """One image or video in progress, see ``contract.Denoising``. It shares no step with others."""
 
@@ -100,7 +147,12 @@ class ModularDenoising:
 class ModularDenoiser(_PartComponent):
     """The denoising blocks, see ``contract.Denoiser``. Each request has a schedule and guidance of its own."""
 
-    unit = 1
+    edits = True
+
+    def image_size(self, image: Tensor) -> tuple[int, int]:
+        """Return the size that the encoder of the image chose."""
+        values = unpack_values(image, "cpu")
+        return int(values["width"]), int(values["height"])
 
     @property
     def default_size(self) -> tuple[int, int]:
@@ -111,20 +163,15 @@ class ModularDenoiser(_PartComponent):
         side = getattr(self._part.pipeline, f"default_{name}", None) or self.inputs[name].default
         return int(side or _DEFAULT_SIDE)
 
-    @property
-    def side_multiple(self) -> int:
-        """Pixels: sides of images are multiples of it."""
-        pipeline = self._part.pipeline
-        return 2 * min((getattr(pipeline, name) for name in _SCALES if hasattr(pipeline, name)), default=8)
-
-    def open(self, picture: ImageSpec, guides: Sequence[Tensor]) -> ModularDenoising:
+    def open(self, picture: ImageSpec, guides: Sequence[Tensor], image: Tensor | None = None) -> ModularDenoising:
         """Run the blocks before the first step. Raises ``BadRequest`` for values that they reject.
 
         Blocks round sizes without a message, so that sides must be multiples of ``side_multiple``.
         """
+        multiple = side_multiple(self._part.pipeline)
         for name, side in (("width", picture.width), ("height", picture.height)):
-            if side % self.side_multiple:
-                raise errors.BadRequest(f"{name} must be a multiple of {self.side_multiple}, not {side}", param=name)
+            if side % multiple:
+                raise errors.BadRequest(f"{name} must be a multiple of {multiple}, not {side}", param=name)
         part, pipeline = self._part, self._part.copy_pipeline()
         values = {
             "width": picture.width,
@@ -137,7 +184,8 @@ class ModularDenoiser(_PartComponent):
         if picture.guidance is not None:
             values |= self._guide(pipeline, picture.guidance)
         with torch.inference_mode():
-            return ModularDenoising(BlockRun(part, part.open_state(values, guides), pipeline))
+            packed = guides if image is None else [*guides, image]
+            return ModularDenoising(BlockRun(part, part.open_state(values, packed), pipeline))
 
     def _guide(self, pipeline: Any, guidance: float) -> dict[str, float]:
         """Set the guidance of ``pipeline``, or return the input for it."""

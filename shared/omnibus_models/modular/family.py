@@ -9,16 +9,21 @@ from omnibus_models import loading
 from omnibus_models.contract import no_component
 from omnibus_models.modular import blocks as modular_blocks
 from omnibus_models.modular import trial
-from omnibus_models.modular.components import ModularDecoder, ModularDenoiser, ModularTextEncoder
+from omnibus_models.modular.components import ModularDecoder, ModularDenoiser, ModularImageEncoder, ModularTextEncoder
 
 _INDEXES = ("modular_model_index.json", "model_index.json")
-_KINDS = {"text_encoder": ModularTextEncoder, "dit": ModularDenoiser, "vae": ModularDecoder}
+_KINDS = {
+    "text_encoder": ModularTextEncoder,
+    "vae_encoder": ModularImageEncoder,
+    "dit": ModularDenoiser,
+    "vae": ModularDecoder,
+}
 
 
 class ModularFamily:
     """See ``contract.ModelFamily``. Its components are the blocks of the pipeline."""
 
-    components = ("text_encoder", "dit", "vae")
+    components = tuple(_KINDS)
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import msgspec
 import numpy as np
 import torch
 import transformers
+from PIL import Image
 
 from omnibus import errors
 from omnibus.checkpoints.tensor_digests import cache_directory
@@ -24,6 +26,7 @@ from omnibus_models.modular.components import (
     OUTPUTS,
     ModularDecoder,
     ModularDenoiser,
+    ModularImageEncoder,
     ModularTextEncoder,
     to_bytes,
 )
@@ -38,13 +41,24 @@ _NEGATIVE = "dark"
 #: Sizes to try, in pixels and frames: the first that the whole pipeline accepts.
 SIZES = ((32, 64, 9), (64, 96, 9), (128, 128, 17), (256, 256, 17))
 #: Steps to try with each size. Some pipelines accept only their default, for which 0 stands.
-STEPS = (3, 0)
+STEPS = (4, 0)
 
 
-def find_fault(cls: Any, checkpoint: Path) -> str:
+class TrialVerdict(msgspec.Struct, frozen=True):
+    """Why the components do not give the bits of the whole from a text, and from an image and a text; "" if they do."""
+
+    text: str
+    image: str
+
+
+def find_fault(cls: Any, checkpoint: Path, image: Image.Image | None = None) -> str:
     """Return why the components of ``checkpoint`` do not give the bits of the whole pipeline ``cls``, or ""."""
-    expected, size = _run_whole(cls, checkpoint)
-    given = _run_apart(cls, checkpoint, size)
+    try:
+        expected, size = _run_whole(cls, checkpoint, image)
+        given = _run_apart(cls, checkpoint, size, image)
+    except Exception as error:  # noqa: BLE001 whatever a library raises
+        [line, *_] = str(error).splitlines() or [""]
+        return f"{type(error).__name__}: {line[:200]}"
     for one, other in zip(expected, given, strict=True):
         if one.shape != other.shape or not np.array_equal(one, other):
             return "the components give other pixels than the whole pipeline"
@@ -52,22 +66,28 @@ def find_fault(cls: Any, checkpoint: Path) -> str:
     return "the pixels do not depend on the request" if np.array_equal(given[0], given[1]) else ""
 
 
-def _run_whole(cls: Any, checkpoint: Path) -> tuple[list[np.ndarray], tuple[int, int, int, int]]:
+def _run_whole(
+    cls: Any, checkpoint: Path, image: Image.Image | None
+) -> tuple[list[np.ndarray], tuple[int, int, int, int]]:
     """Return the pixels of each request, and the first size and steps that the pipeline accepts."""
     pipeline = modular_blocks.open_pipeline(cls, checkpoint)
     part = modular_blocks.ModularPart(pipeline, checkpoint, list(pipeline.blocks.sub_blocks), "cpu", "float32")
+    if image is not None and "image" not in part.inputs:
+        raise ValueError("it takes no image")
     steps_input = part.inputs.get("num_inference_steps")
     usual = int(getattr(steps_input, "default", None) or STEPS[0])
     first: Exception | None = None
     for size in ((*size, steps or usual) for steps in STEPS for size in SIZES):
         try:
-            return [_call_pipeline(part, prompt, seed, size) for prompt, seed in REQUESTS], size
+            return [_call_pipeline(part, prompt, seed, size, image) for prompt, seed in REQUESTS], size
         except Exception as error:  # noqa: BLE001 whatever a library raises
             first = first or error
     raise first or ValueError("no size")
 
 
-def _call_pipeline(part: Any, prompt: str, seed: int, size: tuple[int, int, int, int]) -> np.ndarray:
+def _call_pipeline(
+    part: Any, prompt: str, seed: int, size: tuple[int, int, int, int], image: Image.Image | None
+) -> np.ndarray:
     width, height, frames, steps = size
     values = {
         "prompt": prompt,
@@ -80,65 +100,73 @@ def _call_pipeline(part: Any, prompt: str, seed: int, size: tuple[int, int, int,
         "output_type": "np",
         "frame_rate": 24.0,
         "fps": 24.0,
+        **({} if image is None else {"image": image}),
     }
     state = part.copy_pipeline()(**{name: value for name, value in values.items() if name in part.inputs})
     return to_bytes(next(value for name in OUTPUTS if (value := state.get(name)) is not None)[0])
 
 
-def _run_apart(cls: Any, checkpoint: Path, size: tuple[int, int, int, int]) -> list[np.ndarray]:
+def _run_apart(
+    cls: Any, checkpoint: Path, size: tuple[int, int, int, int], image: Image.Image | None
+) -> list[np.ndarray]:
     def load(kind: Any, component: str) -> Any:
         pipeline = modular_blocks.open_pipeline(cls, checkpoint)
         names = modular_blocks.split_blocks(pipeline.blocks)[component]
         return kind(modular_blocks.ModularPart(pipeline, checkpoint, names, "cpu", "float32"))
 
     text, denoiser = load(ModularTextEncoder, "text_encoder"), load(ModularDenoiser, "dit")
-    decoder = load(ModularDecoder, "vae")
+    encoder, decoder = load(ModularImageEncoder, "vae_encoder"), load(ModularDecoder, "vae")
     negative = _NEGATIVE if "negative_prompt" in text.inputs else ""
     width, height, frames, steps = size
     runs = []
     for prompt, seed in REQUESTS:
         [encoded] = text.encode([text.prepare_negative(prompt, negative)])
         spec = ImageSpec(width=width, height=height, steps=steps, seed=seed, frames=frames)
-        runs.append(denoiser.open(spec, [encoded.embeds]))
+        drawn = None if image is None else encoder.encode(encoder.pack_image(image, spec))
+        runs.append(denoiser.open(spec, [encoded.embeds], drawn))
     while any(run.done < run.steps for run in runs):
         denoiser.step([run for run in runs if run.done < run.steps])
     return [decoder.decode(denoiser.latents(run)).numpy() for run in runs]
 
 
-def admit_pipeline(cls: Any) -> None:
-    """Raise ``Fatal`` unless the components of a small copy of ``cls`` give the bits of the whole pipeline."""
-    fault = find_verdict(cls)
-    if fault:
-        raise errors.Fatal(f"{cls.__name__} of diffusers {diffusers.__version__} is not served: {fault}")
+def admit_pipeline(cls: Any) -> TrialVerdict:
+    """Raise ``Fatal`` if the components of a small copy of ``cls`` never give the bits of the whole pipeline."""
+    verdict = find_verdict(cls)
+    if verdict.text and verdict.image:
+        raise errors.Fatal(f"{cls.__name__} of diffusers {diffusers.__version__} is not served: {verdict.text}")
+    return verdict
 
 
-def find_verdict(cls: Any) -> str:
-    """Return why a small copy of ``cls`` does not run in components, or "". A trial's result is stored."""
+def find_verdict(cls: Any) -> TrialVerdict:
+    """Return how a small copy of ``cls`` runs in components. A trial's result is stored."""
     versions = [_FORMAT, diffusers.__version__, transformers.__version__, torch.__version__]
     name = blake2b(json.dumps([*versions, cls.__name__]).encode(), digest_size=16).hexdigest()
-    path = cache_directory() / "admission" / f"{cls.__name__}-{name}.txt"
+    path = cache_directory() / "admission" / f"{cls.__name__}-{name}.json"
     try:
-        return path.read_text()
-    except OSError:
-        fault = try_class(cls)
+        return msgspec.json.decode(path.read_bytes(), type=TrialVerdict)
+    except (OSError, msgspec.MsgspecError):
+        verdict = try_class(cls)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(fault)
+        temporary.write_bytes(msgspec.json.encode(verdict))
         temporary.replace(path)
     except OSError as error:
         _log.warning("the result of a trial is not stored: %s", error)
-    return fault
+    return verdict
 
 
-def try_class(cls: Any) -> str:
-    """Try a small copy of ``cls``. Returns why it does not run in components, or ""."""
+def try_class(cls: Any) -> TrialVerdict:
+    """Try a small copy of ``cls``."""
     if cls.__name__ not in _pipelines.COPIES:
-        return "there is no small copy of it to try"
-    with tempfile.TemporaryDirectory() as directory:
-        try:
-            _pipelines.write_copy(cls, Path(directory))
-            return find_fault(cls, Path(directory))
-        except Exception as error:  # noqa: BLE001 whatever a library raises
-            [line, *_] = str(error).splitlines() or [""]
-            return f"{type(error).__name__}: {line[:200]}"
+        return TrialVerdict(*["there is no small copy of it to try"] * 2)
+    pixels = np.random.default_rng(0).integers(0, 256, (80, 96, 3), np.uint8)
+    verbosity = diffusers.logging.get_verbosity()
+    diffusers.logging.set_verbosity(diffusers.logging.FATAL)  # sizes that a pipeline rejects are no news
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            checkpoint = Path(directory)
+            _pipelines.write_copy(cls, checkpoint)
+            return TrialVerdict(find_fault(cls, checkpoint), find_fault(cls, checkpoint, Image.fromarray(pixels)))
+    finally:
+        diffusers.logging.set_verbosity(verbosity)

@@ -22,7 +22,7 @@ from tests.unit.gateway.videos.studio import decode_video
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")]
 
 PAINTER, DIRECTOR = "modular-image-tiny", "modular-video-tiny"
-APART, TOGETHER = "T>D>V", "TDV"
+APART, TOGETHER = "T>D>V", "M"
 WISH: dict[str, Any] = {"model": PAINTER, "prompt": "a red square", "size": "48x32", "steps": 3, "seed": 1}
 
 

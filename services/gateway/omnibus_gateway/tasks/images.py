@@ -29,6 +29,7 @@ from omnibus_gateway.tasks.resolve import (
     create_image_task,
     max_reference_images,
     request_class,
+    requires_image,
 )
 
 APP = "images"
@@ -119,7 +120,7 @@ def check_image_count(model: str, task: CompositeTask, count: int) -> None:
     if count > most:
         takes = f"at most {most} reference images" if most > 1 else "one reference image" if most else "no images"
         raise BadRequest(f"{model} accepts {takes}, not {count}", param="image")
-    if most and not count:
+    if not count and requires_image(task):
         raise BadRequest(f"{model} only edits images: send an image to /v1/images/edits", param="image")
 
 
