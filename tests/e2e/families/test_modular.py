@@ -52,10 +52,10 @@ async def executor_pids(studio: System) -> dict[str, int]:
 
 
 @cache
-def load_pipeline(checkpoint: Path) -> Any:
-    from diffusers import DiffusionPipeline
+def load_pipeline(checkpoint: Path, cls: str = "DiffusionPipeline") -> Any:
+    import diffusers
 
-    pipeline = DiffusionPipeline.from_pretrained(checkpoint)
+    pipeline = getattr(diffusers, cls).from_pretrained(checkpoint)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
 
@@ -105,6 +105,25 @@ async def test_images_of_many_requests_at_once_are_each_their_own(studio: System
     for seed, file in enumerate(files):
         np.testing.assert_array_equal(Image.open(io.BytesIO(file)), expected_image(checkpoints[PAINTER], seed))
     assert len({*files}) == 4
+
+
+async def test_an_image_starts_from_another_one_as_in_the_pipeline(studio: System, checkpoints: dict[str, Path]):
+    source = Image.fromarray(np.random.default_rng(1).integers(0, 256, (64, 96, 3), np.uint8))
+    fields = {**{name: str(value) for name, value in WISH.items()}, "steps": "4"}
+    async with studio.http() as http:
+        answer = await http.post(
+            "/v1/images/edits", data=fields, files={"image": ("a.png", encode_png(source), "image/png")}
+        )
+    assert answer.status_code == 200, answer.text
+    file = base64.b64decode(answer.json()["data"][0]["b64_json"])
+
+    expected = load_pipeline(checkpoints[PAINTER], "FluxImg2ImgPipeline")(
+        WISH["prompt"], image=source, width=48, height=32, num_inference_steps=4, strength=0.6, guidance_scale=3.5,
+        generator=torch.Generator().manual_seed(1),
+    ).images[0]  # fmt: skip
+    np.testing.assert_array_equal(Image.open(io.BytesIO(file)), expected)
+    assert np.any(np.asarray(expected) != np.asarray(expected_image(checkpoints[PAINTER])))
+    await studio.ledger_is_empty()
 
 
 async def test_invalid_options_are_refused_with_the_parameter(studio: System):
