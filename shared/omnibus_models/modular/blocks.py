@@ -168,7 +168,7 @@ class ModularPart:
     def _is_set(self, name: str, value: Any) -> bool:
         return value is not None and not (name in self.inputs and value is self.inputs[name].default)
 
-    def run(self, state: Any, pipeline: Any = None) -> Any:
+    def run_blocks(self, state: Any, pipeline: Any = None) -> Any:
         """Run the blocks on ``state``. Raises ``BadRequest`` with the library's message for values that it rejects."""
         pipeline = self.pipeline if pipeline is None else pipeline
         try:
@@ -182,8 +182,8 @@ class ModularPart:
 class BlockRun(greenlet):
     """A run of the blocks of ``part``, which pauses before each step of a loop.
 
-    ``steps`` is the number of steps of the loop, known after the first ``resume``. Without a known number, it is 1, and
-    the step is the whole loop. It must be resumed in one thread.
+    ``steps`` is the number of steps of the loop, known after the first ``resume_loop``. Without a number, it is 1,
+    and the step is the whole loop. It must be resumed in one thread.
     """
 
     def __init__(self, part: ModularPart, state: Any, pipeline: Any) -> None:
@@ -194,16 +194,16 @@ class BlockRun(greenlet):
         self._pipeline = pipeline
 
     def run(self) -> None:
-        self.state = self._part.run(self.state, self._pipeline)
+        self.state = self._part.run_blocks(self.state, self._pipeline)
 
-    def resume(self) -> bool:
+    def resume_loop(self) -> bool:
         """Continue to the next pause. Returns True if there is one, and False at the end."""
         self.parent = getcurrent()
         self.switch()
         return not self.dead
 
-    def pause(self, timesteps: Any) -> None:
-        """Return to the caller of ``resume``, before a step of a loop over ``timesteps``."""
+    def pause_loop(self, timesteps: Any) -> None:
+        """Return to the caller of ``resume_loop``, before a step of a loop over ``timesteps``."""
         if timesteps is not None:
             self.steps = len(timesteps)
             self.parent.switch()
@@ -216,7 +216,7 @@ class BlockRun(greenlet):
 def _pause_before(step: Callable[..., Any], pipeline: Any, state: Any, **place: Any) -> Any:
     current = getcurrent()
     if isinstance(current, BlockRun):
-        current.pause(getattr(state, "timesteps", None))
+        current.pause_loop(getattr(state, "timesteps", None))
     return step(pipeline, state, **place)
 
 

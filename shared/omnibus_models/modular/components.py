@@ -76,7 +76,7 @@ class ModularTextEncoder(_PartComponent):
         guider = getattr(pipeline, "guider", None)
         if guider is not None and "negative_prompt" not in prompts:
             guider.disable()
-        return self._part.pack_state(self._part.run(self._part.open_state(prompts), pipeline))
+        return self._part.pack_state(self._part.run_blocks(self._part.open_state(prompts), pipeline))
 
 
 class ModularImageEncoder(_PartComponent):
@@ -113,7 +113,7 @@ class ModularImageEncoder(_PartComponent):
         size = {name: values[name] for name in ("width", "height")}
         with torch.inference_mode():
             state = self._part.open_state({**values, "generator": generator})
-            state = self._part.run(state, self._part.copy_pipeline())
+            state = self._part.run_blocks(state, self._part.copy_pipeline())
         return self._part.pack_state(state, **size, generator=generator.get_state())[None, None]
 
 
@@ -124,7 +124,7 @@ class ModularDenoising:
 
     def __init__(self, run: BlockRun) -> None:
         self.run = run
-        self._has_loop = run.resume()
+        self._has_loop = run.resume_loop()
         self.steps = max(1, run.steps) if self._has_loop else 1
         self.done = 0
 
@@ -137,10 +137,10 @@ class ModularDenoising:
         latents = self.run.state.get("latents")
         return max(1, latents[0].numel() // 64) if isinstance(latents, Tensor) else 1
 
-    def advance(self) -> None:
+    def take_step(self) -> None:
         """Take one step; after the last one also run the blocks that follow the loop."""
         self.done += 1
-        while self.run.resume() and self.done == self.steps:
+        while self.run.resume_loop() and self.done == self.steps:
             pass
 
 
@@ -200,7 +200,7 @@ class ModularDenoiser(_PartComponent):
         """Take one step of each."""
         with torch.inference_mode():
             for each in batch:
-                each.advance()
+                each.take_step()
 
     def palette(self) -> Tensor:
         """Raise ``BadRequest``: the form of latents differs from pipeline to pipeline."""
@@ -218,7 +218,7 @@ class ModularDecoder(_PartComponent):
     def decode(self, latents: Tensor) -> Tensor:
         """Decode packed values to an image, uint8 [H, W, 3], or to frames, uint8 [frames, H, W, 3]."""
         part = self._part
-        state = part.run(part.open_state({"output_type": "np"}, [latents]), part.copy_pipeline())
+        state = part.run_blocks(part.open_state({"output_type": "np"}, [latents]), part.copy_pipeline())
         output = next(value for name in OUTPUTS if (value := state.get(name)) is not None)
         return torch.from_numpy(to_bytes(output[0]))
 

@@ -9,7 +9,13 @@ from omnibus_models import loading
 from omnibus_models.contract import no_component
 from omnibus_models.modular import blocks as modular_blocks
 from omnibus_models.modular import trial
-from omnibus_models.modular.components import ModularDecoder, ModularDenoiser, ModularImageEncoder, ModularTextEncoder
+from omnibus_models.modular.components import (
+    ModularDecoder,
+    ModularDenoiser,
+    ModularImageEncoder,
+    ModularTextEncoder,
+    side_multiple,
+)
 
 _INDEXES = ("modular_model_index.json", "model_index.json")
 _KINDS = {
@@ -39,6 +45,24 @@ class ModularFamily:
         pipeline = modular_blocks.open_pipeline(cls, checkpoint)
         names = modular_blocks.split_blocks(pipeline.blocks)[component]
         return _KINDS[component](modular_blocks.ModularPart(pipeline, checkpoint, names, device, dtype))
+
+    def image_defaults(self, checkpoint: Path) -> dict[str, int | bool]:
+        """Return the fields of ``omnibus.plan.ImageDefaults``, by the inputs of blocks and the checkpoint's models."""
+        if self.name != "modular_image":
+            return {}
+        pipeline = modular_blocks.open_pipeline(find_class(checkpoint), checkpoint)
+        readers = modular_blocks.split_blocks(pipeline.blocks)["vae_encoder"]
+        part = modular_blocks.ModularPart(pipeline, checkpoint, [], "cpu", "float32")
+        width, height = ModularDenoiser(part).default_size
+        steps = getattr(part.inputs.get("num_inference_steps"), "default", None)
+        return {
+            "width": width,
+            "height": height,
+            "steps": steps or 0,
+            "side_multiple": side_multiple(pipeline),
+            "negative_prompt": "negative_prompt" in part.inputs,
+            "image": bool(readers) and "image" in part.inputs,
+        }
 
 
 def find_class(checkpoint: Path) -> Any:

@@ -109,13 +109,13 @@ def _call_pipeline(
 def _run_apart(
     cls: Any, checkpoint: Path, size: tuple[int, int, int, int], image: Image.Image | None
 ) -> list[np.ndarray]:
-    def load(kind: Any, component: str) -> Any:
+    def load_part(kind: Any, component: str) -> Any:
         pipeline = modular_blocks.open_pipeline(cls, checkpoint)
         names = modular_blocks.split_blocks(pipeline.blocks)[component]
         return kind(modular_blocks.ModularPart(pipeline, checkpoint, names, "cpu", "float32"))
 
-    text, denoiser = load(ModularTextEncoder, "text_encoder"), load(ModularDenoiser, "dit")
-    encoder, decoder = load(ModularImageEncoder, "vae_encoder"), load(ModularDecoder, "vae")
+    text, denoiser = load_part(ModularTextEncoder, "text_encoder"), load_part(ModularDenoiser, "dit")
+    encoder, decoder = load_part(ModularImageEncoder, "vae_encoder"), load_part(ModularDecoder, "vae")
     negative = _NEGATIVE if "negative_prompt" in text.inputs else ""
     width, height, frames, steps = size
     runs = []
@@ -160,7 +160,8 @@ def try_class(cls: Any) -> TrialVerdict:
     """Try a small copy of ``cls``."""
     if cls.__name__ not in _pipelines.COPIES:
         return TrialVerdict(*["there is no small copy of it to try"] * 2)
-    pixels = np.random.default_rng(0).integers(0, 256, (80, 96, 3), np.uint8)
+    # In the proportions of the first size, which some pipelines require.
+    pixels = np.random.default_rng(0).integers(0, 256, (160, 80, 3), np.uint8)
     verbosity = diffusers.logging.get_verbosity()
     diffusers.logging.set_verbosity(diffusers.logging.FATAL)  # sizes that a pipeline rejects are no news
     try:

@@ -47,7 +47,7 @@ def _qwen3_vl_processor() -> Any:
 def _text_model(cls: str, layers: int = 2) -> Callable[[], Any]:
     """Return a function that makes a language model of ``cls``."""
 
-    def make() -> Any:
+    def make_model() -> Any:
         kind = getattr(transformers, cls)
         config = {**_DECODER, "num_hidden_layers": layers}
         if "3VL" in cls:
@@ -64,7 +64,7 @@ def _text_model(cls: str, layers: int = 2) -> Callable[[], Any]:
             return kind(kind.config_class(text_config=text, vision_config=vision))
         return kind(kind.config_class(**config))
 
-    return make
+    return make_model
 
 
 def _t5(kind: str = "T5", width: int = _WIDTH) -> Callable[[], Any]:
@@ -76,14 +76,29 @@ def _gemma_tokenizer() -> Any:
 
 
 def _clip(cls: str = "CLIPTextModelWithProjection") -> Callable[[], Any]:
-    def make() -> Any:
+    def make_clip() -> Any:
         config = transformers.CLIPTextConfig(
             vocab_size=_VOCABULARY, hidden_size=_WIDTH, intermediate_size=48, num_hidden_layers=2,
             num_attention_heads=2, projection_dim=_WIDTH, eos_token_id=2,
         )  # fmt: skip
         return getattr(transformers, cls)(config)
 
-    return make
+    return make_clip
+
+
+def _clip_vision() -> Any:
+    config = transformers.CLIPVisionConfig(
+        hidden_size=_WIDTH, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2, image_size=32,
+        patch_size=8, projection_dim=_WIDTH,
+    )  # fmt: skip
+    return transformers.CLIPVisionModel(config)
+
+
+def _siglip() -> Any:
+    config = transformers.SiglipVisionConfig(
+        hidden_size=12, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8
+    )
+    return transformers.SiglipVisionModel(config)
 
 
 def _tokenizer(length: int = 512) -> Callable[[], Any]:
@@ -103,7 +118,12 @@ _BLOCKS_2D = {
     "norm_num_groups": 2,
     "layers_per_block": 1,
 }
-_KL: Part = (
+_FOUR_BLOCKS = {
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "block_out_channels": (4,) * 4,
+}
+_KL: tuple[str, Mapping[str, Any]] = (
     "AutoencoderKL",
     {**_BLOCKS_2D, "latent_channels": 4, "use_quant_conv": False, "use_post_quant_conv": False, "shift_factor": 0.1},
 )
@@ -272,7 +292,8 @@ COPIES: dict[str, Mapping[str, Part]] = {
         ),
     },
     "FluxModularPipeline": _FLUX,
-    "FluxKontextModularPipeline": _FLUX,
+    # It resizes images to a megapixel.
+    "FluxKontextModularPipeline": {**_FLUX, "vae": ("AutoencoderKL", {**_KL[1], **_FOUR_BLOCKS})},
     "Flux2ModularPipeline": {
         "text_encoder": _text_model("Mistral3ForConditionalGeneration", 30),
         "tokenizer": _qwen3_vl_processor,
@@ -297,6 +318,8 @@ COPIES: dict[str, Mapping[str, Part]] = {
         "tokenizer": _qwen_tokenizer,
         "text_encoder_2": _t5(),
         "tokenizer_2": transformers.ByT5Tokenizer,
+        "image_encoder": _siglip,
+        "feature_extractor": lambda: transformers.SiglipImageProcessor(size={"height": 32, "width": 32}),
         "vae": (
             "AutoencoderKLHunyuanVideo15",
             {
@@ -395,6 +418,17 @@ COPIES: dict[str, Mapping[str, Part]] = {
                 "transformer_layers_per_block": (1, 1), "projection_class_embeddings_input_dim": 6 * 8 + _WIDTH,
                 "cross_attention_dim": 2 * _WIDTH, "norm_num_groups": 4,
             },
+        ),
+    },
+    "WanImage2VideoModularPipeline": {
+        **_WAN,
+        "image_encoder": _clip_vision,
+        "image_processor": lambda: transformers.CLIPImageProcessor(
+            size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+        ),
+        "transformer": (
+            "WanTransformer3DModel",
+            {**_WAN_TRANSFORMER, "in_channels": 36, "image_dim": _WIDTH, "added_kv_proj_dim": 24},
         ),
     },
     "WanModularPipeline": _WAN,
