@@ -44,13 +44,13 @@ class ModularTextEncoder(_PartComponent):
 
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
         """Check the prompt. The blocks tokenise it with the other inputs."""
-        return self._prepare({"prompt": prompt}, items)
+        return self._prepare_prompts({"prompt": prompt}, items)
 
     def prepare_negative(self, prompt: str, negative: str) -> Prepared:
         """Check both prompts, which become one packed value."""
-        return self._prepare({"prompt": prompt, "negative_prompt": negative}, ())
+        return self._prepare_prompts({"prompt": prompt, "negative_prompt": negative}, ())
 
-    def _prepare(self, prompts: dict[str, str], items: Sequence[Encoded]) -> Prepared:
+    def _prepare_prompts(self, prompts: dict[str, str], items: Sequence[Encoded]) -> Prepared:
         if items:
             raise errors.BadRequest("this model reads only text, no images", param="items")
         if prompts.get("negative_prompt") and "negative_prompt" not in self.inputs:
@@ -182,12 +182,12 @@ class ModularDenoiser(_PartComponent):
             **dict.fromkeys(_RATES, picture.fps),
         }
         if picture.guidance is not None:
-            values |= self._guide(pipeline, picture.guidance)
+            values |= self._set_guidance(pipeline, picture.guidance)
         with torch.inference_mode():
             packed = guides if image is None else [*guides, image]
             return ModularDenoising(BlockRun(part, part.open_state(values, packed), pipeline))
 
-    def _guide(self, pipeline: Any, guidance: float) -> dict[str, float]:
+    def _set_guidance(self, pipeline: Any, guidance: float) -> dict[str, float]:
         """Set the guidance of ``pipeline``, or return the input for it."""
         if "guidance_scale" in self.inputs:
             return {"guidance_scale": guidance}

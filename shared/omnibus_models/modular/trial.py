@@ -45,7 +45,10 @@ STEPS = (4, 0)
 
 
 class TrialVerdict(msgspec.Struct, frozen=True):
-    """Why the components do not give the bits of the whole from a text, and from an image and a text; "" if they do."""
+    """Verdict on a class, for requests with a ``text`` alone and with an ``image``.
+
+    Each says why the components do not give the bits of the whole, and is "" if they do.
+    """
 
     text: str
     image: str

@@ -27,7 +27,7 @@ def pack_values(values: Mapping[str, Any]) -> Tensor:
     for other objects.
     """
     tensors: dict[str, Tensor] = {}
-    tree = {name: _describe(value, tensors, name) for name, value in values.items()}
+    tree = {name: _describe_value(value, tensors, name) for name, value in values.items()}
     data = safetensors.torch.save(tensors, {_VALUES: json.dumps(tree)})
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)[None]
 
@@ -42,12 +42,12 @@ def unpack_values(packed: Tensor, device: str | torch.device) -> dict[str, Any]:
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         tree = json.loads(header["__metadata__"][_VALUES])
-        return {name: _restore(node, tensors, device) for name, node in tree.items()}
+        return {name: _restore_value(node, tensors, device) for name, node in tree.items()}
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise errors.BadRequest(f"these are no values of a component of this model: {error}", param="embeds") from error
 
 
-def _describe(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
+def _describe_value(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     """Return JSON for ``value``, whose tensors are added to ``tensors``."""
     node: Any
     match value:
@@ -57,36 +57,36 @@ def _describe(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
             node = {"tensor": str(len(tensors))}
             tensors[node["tensor"]] = value.detach().cpu().contiguous().clone()
         case np.ndarray():
-            node = {"array": _describe(torch.from_numpy(value), tensors, name)}
+            node = {"array": _describe_value(torch.from_numpy(value), tensors, name)}
         case np.generic():
             node = value.item()
         case Image.Image():
-            node = {"image": _describe(np.array(value), tensors, name), "mode": value.mode}
+            node = {"image": _describe_value(np.array(value), tensors, name), "mode": value.mode}
         case torch.dtype():
             node = {"dtype": str(value).removeprefix("torch.")}
         case list() | tuple():
-            node = {type(value).__name__: [_describe(each, tensors, name) for each in value]}
+            node = {type(value).__name__: [_describe_value(each, tensors, name) for each in value]}
         case dict():
-            node = {"dict": [[key, _describe(each, tensors, name)] for key, each in value.items()]}
+            node = {"dict": [[key, _describe_value(each, tensors, name)] for key, each in value.items()]}
         case _:
             raise errors.Fatal(f"{name} is a {type(value).__name__}, which cannot be sent to another component")
     return node
 
 
-def _restore(node: Any, tensors: Mapping[str, Tensor], device: str | torch.device) -> Any:
+def _restore_value(node: Any, tensors: Mapping[str, Tensor], device: str | torch.device) -> Any:
     value = node
     match node:
         case {"tensor": key}:
             value = tensors[key].to(device)
         case {"array": inner}:
-            value = _restore(inner, tensors, "cpu").numpy()
+            value = _restore_value(inner, tensors, "cpu").numpy()
         case {"image": inner, "mode": mode}:
-            value = Image.fromarray(_restore(inner, tensors, "cpu"), mode)
+            value = Image.fromarray(_restore_value(inner, tensors, "cpu"), mode)
         case {"dtype": name}:
             value = getattr(torch, name)
         case {"list": items} | {"tuple": items}:
-            value = [_restore(each, tensors, device) for each in items]
+            value = [_restore_value(each, tensors, device) for each in items]
             value = tuple(value) if "tuple" in node else value
         case {"dict": items}:
-            value = {key: _restore(each, tensors, device) for key, each in items}
+            value = {key: _restore_value(each, tensors, device) for key, each in items}
     return value

@@ -67,7 +67,7 @@ def _text_model(cls: str, layers: int = 2) -> Callable[[], Any]:
     return make_model
 
 
-def _t5(kind: str = "T5", width: int = _WIDTH) -> Callable[[], Any]:
+def _t5_encoder(kind: str = "T5", width: int = _WIDTH) -> Callable[[], Any]:
     return lambda: modular_image.build_t5(kind, width)
 
 
@@ -75,7 +75,7 @@ def _gemma_tokenizer() -> Any:
     return _chat_tokenizer.train_tokenizer(ltx2.SPECIAL, {}, "", bos="<bos>", eos="<eos>", pad="<pad>")
 
 
-def _clip(cls: str = "CLIPTextModelWithProjection") -> Callable[[], Any]:
+def _clip_text(cls: str = "CLIPTextModelWithProjection") -> Callable[[], Any]:
     def make_clip() -> Any:
         config = transformers.CLIPTextConfig(
             vocab_size=_VOCABULARY, hidden_size=_WIDTH, intermediate_size=48, num_hidden_layers=2,
@@ -94,14 +94,14 @@ def _clip_vision() -> Any:
     return transformers.CLIPVisionModel(config)
 
 
-def _siglip() -> Any:
+def _siglip_vision() -> Any:
     config = transformers.SiglipVisionConfig(
         hidden_size=12, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8
     )
     return transformers.SiglipVisionModel(config)
 
 
-def _tokenizer(length: int = 512) -> Callable[[], Any]:
+def _text_tokenizer(length: int = 512) -> Callable[[], Any]:
     return lambda: modular_image.build_tokenizer(length)
 
 
@@ -154,12 +154,12 @@ _WAN_TRANSFORMER = {
     "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 16, "out_channels": 16, "text_dim": _WIDTH,
     "freq_dim": 64, "ffn_dim": 32, "num_layers": 2,
 }  # fmt: skip
-_WAN_TEXT: Mapping[str, Part] = {"text_encoder": _t5("UMT5"), "tokenizer": _tokenizer(), "vae": _KL_WAN}
+_WAN_TEXT: Mapping[str, Part] = {"text_encoder": _t5_encoder("UMT5"), "tokenizer": _text_tokenizer(), "vae": _KL_WAN}
 _FLUX: Mapping[str, Part] = {
-    "text_encoder": _clip("CLIPTextModel"),
-    "text_encoder_2": _t5(),
-    "tokenizer": _tokenizer(77),
-    "tokenizer_2": _tokenizer(),
+    "text_encoder": _clip_text("CLIPTextModel"),
+    "text_encoder_2": _t5_encoder(),
+    "tokenizer": _text_tokenizer(77),
+    "tokenizer_2": _text_tokenizer(),
     "vae": _KL,
     "scheduler": _SHIFTED,
     "transformer": (
@@ -245,7 +245,7 @@ COPIES: dict[str, Mapping[str, Part]] = {
     "AnimaModularPipeline": {
         "text_encoder": _text_model("Qwen3Model"),
         "tokenizer": _qwen_tokenizer,
-        "t5_tokenizer": _tokenizer(),
+        "t5_tokenizer": _text_tokenizer(),
         "text_conditioner": (
             "AnimaTextConditioner",
             {
@@ -316,9 +316,9 @@ COPIES: dict[str, Mapping[str, Part]] = {
     "HunyuanVideo15ModularPipeline": {
         "text_encoder": _text_model("Qwen2_5_VLTextModel", 4),
         "tokenizer": _qwen_tokenizer,
-        "text_encoder_2": _t5(),
+        "text_encoder_2": _t5_encoder(),
         "tokenizer_2": transformers.ByT5Tokenizer,
-        "image_encoder": _siglip,
+        "image_encoder": _siglip_vision,
         "feature_extractor": lambda: transformers.SiglipImageProcessor(size={"height": 32, "width": 32}),
         "vae": (
             "AutoencoderKLHunyuanVideo15",
@@ -359,8 +359,8 @@ COPIES: dict[str, Mapping[str, Part]] = {
     "Krea2TurboModularPipeline": _KREA2,
     "EchoModularPipeline": _LTX2,
     "LTXModularPipeline": {
-        "text_encoder": _t5(),
-        "tokenizer": _tokenizer(),
+        "text_encoder": _t5_encoder(),
+        "tokenizer": _text_tokenizer(),
         "vae": ("AutoencoderKLLTXVideo", _LTX_VAE),
         "scheduler": _SHIFTED,
         "transformer": (
@@ -384,12 +384,12 @@ COPIES: dict[str, Mapping[str, Part]] = {
     "QwenImage21ModularPipeline": _QWEN21,
     "QwenImage21TurboModularPipeline": _QWEN21,
     "StableDiffusion3ModularPipeline": {
-        "text_encoder": _clip(),
-        "text_encoder_2": _clip(),
-        "text_encoder_3": _t5(width=2 * _WIDTH),
-        "tokenizer": _tokenizer(77),
-        "tokenizer_2": _tokenizer(77),
-        "tokenizer_3": _tokenizer(),
+        "text_encoder": _clip_text(),
+        "text_encoder_2": _clip_text(),
+        "text_encoder_3": _t5_encoder(width=2 * _WIDTH),
+        "tokenizer": _text_tokenizer(77),
+        "tokenizer_2": _text_tokenizer(77),
+        "tokenizer_3": _text_tokenizer(),
         "vae": _KL,
         "scheduler": _FLOW,
         "transformer": (
@@ -402,10 +402,10 @@ COPIES: dict[str, Mapping[str, Part]] = {
         ),
     },
     "StableDiffusionXLModularPipeline": {
-        "text_encoder": _clip("CLIPTextModel"),
-        "text_encoder_2": _clip(),
-        "tokenizer": _tokenizer(77),
-        "tokenizer_2": _tokenizer(77),
+        "text_encoder": _clip_text("CLIPTextModel"),
+        "text_encoder_2": _clip_text(),
+        "tokenizer": _text_tokenizer(77),
+        "tokenizer_2": _text_tokenizer(77),
         "vae": ("AutoencoderKL", {**_BLOCKS_2D, "latent_channels": 4}),
         "scheduler": ("EulerDiscreteScheduler", {"beta_schedule": "scaled_linear", "timestep_spacing": "leading"}),
         "unet": (

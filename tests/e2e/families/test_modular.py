@@ -127,7 +127,7 @@ async def test_an_image_starts_from_another_one_as_in_the_pipeline(studio: Syste
 
 
 async def test_invalid_options_are_refused_with_the_parameter(studio: System):
-    refusals = [
+    refusals: list[tuple[dict[str, Any], int, str]] = [
         ({"size": "50x32"}, 400, "size"),
         ({"size": "16384x16384"}, 413, "size"),
         ({"strength": 0.5}, 400, "strength"),
@@ -142,9 +142,10 @@ async def test_invalid_options_are_refused_with_the_parameter(studio: System):
     await studio.ledger_is_empty()
 
 
-@pytest.mark.cell("transformers", "modular_video", "video", shape=(APART,))
+@pytest.mark.cell("transformers", "modular_video", "video", shape=(APART, TOGETHER))
+@pytest.mark.parametrize("path", [APART, TOGETHER])
 async def test_a_video_is_that_of_the_pipeline(
-    studio: System, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    studio: System, checkpoints: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str
 ):
     from diffusers import WanTransformer3DModel
 
@@ -153,7 +154,7 @@ async def test_a_video_is_that_of_the_pipeline(
     async with studio.client() as client:
         video = await client.videos.create_and_poll(
             model=DIRECTOR, prompt="a cat", size="32x32", seconds="0.375",  # type: ignore[arg-type]
-            extra_body={"steps": 3, "seed": 1, "negative_prompt": "dark"}, poll_interval_ms=100,
+            extra_body={"steps": 3, "seed": 1, "negative_prompt": "dark"}, poll_interval_ms=100, extra_headers={"x-omnibus-path": path},
         )  # fmt: skip
         assert video.status == "completed", video.error
         film = decode_video((await client.videos.download_content(video.id)).content)
