@@ -32,7 +32,8 @@ def load_model(
     torch_dtype = loading.torch_dtype(dtype)
     try:
         if other is not None:
-            return other.load_diffusers(pruned_class(cls, drop), checkpoint, part, dtype)
+            look = other.load_diffusers(pruned_class(cls, drop), checkpoint, part, "float32" if exact else dtype)
+            return _cast_weights(look, torch_dtype, exact)
         with loading.LOAD_LOCK:
             module, report = pruned_class(cls, drop).from_pretrained(
                 checkpoint,
@@ -46,10 +47,15 @@ def load_model(
     except (OSError, RuntimeError, ValueError) as error:
         raise errors.Fatal(f"{cls.__name__} cannot be loaded from {checkpoint}/{part}: {error}") from error
     loading.require_all(module, report["missing_keys"], checkpoint)
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if exact and tensor.is_floating_point() and not any(each in name.split(".") for each in exact):
-            tensor.data = tensor.to(torch_dtype)
-    return module.to(device).eval().requires_grad_(False)
+    return _cast_weights(module, torch_dtype, exact).to(device).eval().requires_grad_(False)
+
+
+def _cast_weights(module: Any, dtype: torch.dtype, exact: Sequence[str]) -> Any:
+    """Cast the weights of ``module`` except those in modules with a name in ``exact``; none if that is empty."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()) if exact else ():
+        if tensor.is_floating_point() and not any(each in name.split(".") for each in exact):
+            tensor.data = tensor.to(dtype)
+    return module
 
 
 def pruned_class(cls: Any, drop: Sequence[str]) -> Any:

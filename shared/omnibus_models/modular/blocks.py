@@ -187,13 +187,13 @@ class BlockRun(greenlet):
     """
 
     def __init__(self, part: ModularPart, state: Any, pipeline: Any) -> None:
-        super().__init__()
+        super().__init__(self._run_part)
         self.state = state
         self.steps = 1
         self._part = part
         self._pipeline = pipeline
 
-    def run(self) -> None:
+    def _run_part(self) -> None:
         self.state = self._part.run_blocks(self.state, self._pipeline)
 
     def resume_loop(self) -> bool:

@@ -127,15 +127,9 @@ class ModularDenoising:
         self._has_loop = run.resume_loop()
         self.steps = max(1, run.steps) if self._has_loop else 1
         self.done = 0
-
-    @property
-    def shape(self) -> "ModularDenoising":
-        return self
-
-    @property
-    def tokens(self) -> int:
-        latents = self.run.state.get("latents")
-        return max(1, latents[0].numel() // 64) if isinstance(latents, Tensor) else 1
+        self.shape = object()  # of no other image
+        latents = run.state.get("latents")
+        self.tokens = max(1, latents[0].numel() // 64) if isinstance(latents, Tensor) else 1
 
     def take_step(self) -> None:
         """Take one step; after the last one also run the blocks that follow the loop."""

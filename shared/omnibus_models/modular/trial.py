@@ -44,7 +44,7 @@ SIZES = ((32, 64, 9), (64, 96, 9), (128, 128, 17), (256, 256, 17))
 STEPS = (4, 0)
 
 
-class TrialVerdict(msgspec.Struct, frozen=True):
+class PipelineVerdict(msgspec.Struct, frozen=True):
     """Verdict on a class, for requests with a ``text`` alone and with an ``image``.
 
     Each says why the components do not give the bits of the whole, and is "" if they do.
@@ -132,7 +132,7 @@ def _run_apart(
     return [decoder.decode(denoiser.latents(run)).numpy() for run in runs]
 
 
-def admit_pipeline(cls: Any) -> TrialVerdict:
+def admit_pipeline(cls: Any) -> PipelineVerdict:
     """Raise ``Fatal`` if the components of a small copy of ``cls`` never give the bits of the whole pipeline."""
     verdict = find_verdict(cls)
     if verdict.text and verdict.image:
@@ -140,13 +140,13 @@ def admit_pipeline(cls: Any) -> TrialVerdict:
     return verdict
 
 
-def find_verdict(cls: Any) -> TrialVerdict:
+def find_verdict(cls: Any) -> PipelineVerdict:
     """Return how a small copy of ``cls`` runs in components. A trial's result is stored."""
     versions = [_FORMAT, diffusers.__version__, transformers.__version__, torch.__version__]
     name = blake2b(json.dumps([*versions, cls.__name__]).encode(), digest_size=16).hexdigest()
     path = cache_directory() / "admission" / f"{cls.__name__}-{name}.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=TrialVerdict)
+        return msgspec.json.decode(path.read_bytes(), type=PipelineVerdict)
     except (OSError, msgspec.MsgspecError):
         verdict = try_class(cls)
     try:
@@ -159,10 +159,10 @@ def find_verdict(cls: Any) -> TrialVerdict:
     return verdict
 
 
-def try_class(cls: Any) -> TrialVerdict:
+def try_class(cls: Any) -> PipelineVerdict:
     """Try a small copy of ``cls``."""
     if cls.__name__ not in _pipelines.COPIES:
-        return TrialVerdict(*["there is no small copy of it to try"] * 2)
+        return PipelineVerdict(*["there is no small copy of it to try"] * 2)
     # In the proportions of the first size, which some pipelines require.
     pixels = np.random.default_rng(0).integers(0, 256, (160, 80, 3), np.uint8)
     verbosity = diffusers.logging.get_verbosity()
@@ -171,6 +171,6 @@ def try_class(cls: Any) -> TrialVerdict:
         with tempfile.TemporaryDirectory() as directory:
             checkpoint = Path(directory)
             _pipelines.write_copy(cls, checkpoint)
-            return TrialVerdict(find_fault(cls, checkpoint), find_fault(cls, checkpoint, Image.fromarray(pixels)))
+            return PipelineVerdict(find_fault(cls, checkpoint), find_fault(cls, checkpoint, Image.fromarray(pixels)))
     finally:
         diffusers.logging.set_verbosity(verbosity)
