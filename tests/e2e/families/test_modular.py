@@ -8,15 +8,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from omnibus.bus import messages
 from omnibus.encoding.video import VideoWriter
 from omnibus_models import tiny
 from tests.e2e.apps.estate import read_error
 from tests.e2e.system import System, declare_model, start_system
+from tests.e2e.watch import Watch
 from tests.unit.gateway.videos.studio import decode_video
 
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")]
@@ -105,6 +108,17 @@ async def test_images_of_many_requests_at_once_are_each_their_own(studio: System
     for seed, file in enumerate(files):
         np.testing.assert_array_equal(Image.open(io.BytesIO(file)), expected_image(checkpoints[PAINTER], seed))
     assert len({*files}) == 4
+
+
+async def test_a_client_that_leaves_stops_the_steps(studio: System):
+    async with Watch.on(studio) as watch, studio.http() as http:
+        with pytest.raises(httpx.ReadTimeout):
+            # More than a minute of steps.
+            await http.post("/v1/images/generations", json={**WISH, "size": "512x512", "steps": 1000}, timeout=2)
+        end = messages.decode_end((await watch.first("omnibus.end.")).data)
+        await studio.ledger_is_empty()
+
+    assert end.status == "cancelled"
 
 
 async def test_an_image_starts_from_another_one_as_in_the_pipeline(studio: System, checkpoints: dict[str, Path]):

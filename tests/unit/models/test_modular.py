@@ -113,7 +113,9 @@ def test_a_class_is_admitted_only_after_a_trial(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setenv("OMNIBUS_CACHE", str(tmp_path))
     tried: list[Any] = []
-    monkeypatch.setattr(trial, "try_class", lambda cls: tried.append(cls) or trial.PipelineVerdict("other pixels", "too"))
+    monkeypatch.setattr(
+        trial, "try_class", lambda cls: tried.append(cls) or trial.PipelineVerdict("other pixels", "too")
+    )
 
     for _ in range(2):
         with pytest.raises(Fatal, match="FluxModularPipeline of diffusers .* is not served: other pixels"):
