@@ -64,7 +64,7 @@ class TextEncodeRunner(Hosted[TextEncoder]):
         if negative is None:
             return [model.prepare(prompt, items)]
         if model.joins:
-            return [model.prepare_negative(prompt, negative)]
+            return [model.prepare_negative(prompt, negative, items)]
         second = model.prepare_negative(prompt, negative) if model.twins else model.prepare(negative, items)
         return [model.prepare(prompt, items), second]
 

@@ -32,7 +32,7 @@ class TextEncoder(ModelComponent, Protocol):
         ``ContextTooLong``.
         """
 
-    def prepare_negative(self, prompt: str, negative: str) -> Prepared:
+    def prepare_negative(self, prompt: str, negative: str, items: Sequence[Encoded] = ()) -> Prepared:
         """Prepare the negative prompt that guides away from ``prompt``; only for models with ``twins`` or ``joins``.
 
         Raises as ``prepare`` does, and ``BadRequest`` for a ``negative`` prompt if the model takes none.

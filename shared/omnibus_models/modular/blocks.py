@@ -102,6 +102,7 @@ class ModularPart:
         whole = pipeline.blocks
         self.inputs = {each.name: each for each in whole.inputs if each.name is not None}
         self._blocks = [whole.sub_blocks[name] for name in names]
+        self.prompt_reads_image = any({"prompt", "image"} <= {*each.input_names} for each in whole.sub_blocks.values())
         followers = list(whole.sub_blocks)[list(whole.sub_blocks).index(names[-1]) + 1 :] if names else []
         later = [each for name in followers for each in whole.sub_blocks[name].inputs]
         self._later_names = {each.name for each in later if each.name is not None} - _OWN_INPUTS

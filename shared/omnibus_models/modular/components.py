@@ -22,6 +22,8 @@ _SCALES = ("vae_scale_factor", "vae_scale_factor_spatial", "vae_spatial_compress
 OUTPUTS = ("images", "videos")
 #: Names of the input for frames per second.
 _RATES = ("frame_rate", "fps")
+#: Name in packed values of the image itself, for blocks that read it with the prompt.
+_SOURCE = "source image"
 
 
 def side_multiple(pipeline: Any) -> int:
@@ -43,23 +45,26 @@ class ModularTextEncoder(_PartComponent):
     joins = True
 
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
-        """Check the prompt. The blocks tokenise it with the other inputs."""
+        """Check the prompt. The blocks tokenise it with the other inputs.
+
+        ``items`` are what the encoder of an image returned; blocks that read only text ignore it.
+        """
         return self._prepare_prompts({"prompt": prompt}, items)
 
-    def prepare_negative(self, prompt: str, negative: str) -> Prepared:
+    def prepare_negative(self, prompt: str, negative: str, items: Sequence[Encoded] = ()) -> Prepared:
         """Check both prompts, which become one packed value."""
-        return self._prepare_prompts({"prompt": prompt, "negative_prompt": negative}, ())
+        return self._prepare_prompts({"prompt": prompt, "negative_prompt": negative}, items)
 
     def _prepare_prompts(self, prompts: dict[str, str], items: Sequence[Encoded]) -> Prepared:
-        if items:
-            raise errors.BadRequest("this model reads only text, no images", param="items")
         if prompts.get("negative_prompt") and "negative_prompt" not in self.inputs:
             raise errors.BadRequest("this model takes no negative prompt; leave it out", param="negative_prompt")
         count = max(map(self._count_tokens, prompts.values()))
         limit = getattr(self.inputs.get("max_sequence_length"), "default", None)
         if limit is not None and count > limit:
             raise errors.ContextTooLong(f"the prompt has {count} tokens; this model takes {limit}", param="prompt")
-        return Prepared("text", {}, {"modality": "text", "n_tokens": self._count_tokens(prompts["prompt"]), **prompts})
+        features = {"image": items[0].embeds} if items else {}
+        meta = {"modality": "text", "n_tokens": self._count_tokens(prompts["prompt"]), **prompts}
+        return Prepared("text", features, meta)
 
     def _count_tokens(self, text: str) -> int:
         tokenizer = getattr(self._part.pipeline, "tokenizer", None)
@@ -72,11 +77,13 @@ class ModularTextEncoder(_PartComponent):
 
     def _encode_one(self, item: Prepared) -> Tensor:
         prompts = {name: item.meta[name] for name in ("prompt", "negative_prompt") if name in item.meta}
+        images = {name: unpack_values(packed, "cpu").get(_SOURCE) for name, packed in item.features.items()}
         pipeline = self._part.copy_pipeline()
         guider = getattr(pipeline, "guider", None)
         if guider is not None and "negative_prompt" not in prompts:
             guider.disable()
-        return self._part.pack_state(self._part.run_blocks(self._part.open_state(prompts), pipeline))
+        state = self._part.open_state({**prompts, **images})
+        return self._part.pack_state(self._part.run_blocks(state, pipeline))
 
 
 class ModularImageEncoder(_PartComponent):
@@ -114,7 +121,8 @@ class ModularImageEncoder(_PartComponent):
         with torch.inference_mode():
             state = self._part.open_state({**values, "generator": generator})
             state = self._part.run_blocks(state, self._part.copy_pipeline())
-        return self._part.pack_state(state, **size, generator=generator.get_state())[None, None]
+        source = {_SOURCE: values["image"]} if self._part.prompt_reads_image else {}
+        return self._part.pack_state(state, **size, **source, generator=generator.get_state())[None, None]
 
 
 class ModularDenoising:

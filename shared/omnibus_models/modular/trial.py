@@ -20,7 +20,7 @@ from PIL import Image
 
 from omnibus import errors
 from omnibus.checkpoints.tensor_digests import cache_directory
-from omnibus_models.contract import ImageSpec
+from omnibus_models.contract import Encoded, ImageSpec
 from omnibus_models.modular import blocks as modular_blocks
 from omnibus_models.modular.components import (
     OUTPUTS,
@@ -123,9 +123,10 @@ def _run_apart(
     width, height, frames, steps = size
     runs = []
     for prompt, seed in REQUESTS:
-        [encoded] = text.encode([text.prepare_negative(prompt, negative)])
         spec = ImageSpec(width=width, height=height, steps=steps, seed=seed, frames=frames)
         drawn = None if image is None else encoder.encode(encoder.pack_image(image, spec))
+        items = [] if drawn is None else [Encoded(drawn, {})]
+        [encoded] = text.encode([text.prepare_negative(prompt, negative, items)])
         runs.append(denoiser.open(spec, [encoded.embeds], drawn))
     while any(run.done < run.steps for run in runs):
         denoiser.step([run for run in runs if run.done < run.steps])

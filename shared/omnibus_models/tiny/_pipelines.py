@@ -37,6 +37,13 @@ def _qwen_tokenizer() -> Any:
     return tokenizer
 
 
+def _qwen2_vl_processor() -> Any:
+    tokenizer = _qwen_tokenizer()
+    images = transformers.Qwen2VLImageProcessor(min_pixels=28 * 28 * 4, max_pixels=28 * 28 * 16)
+    videos = transformers.Qwen2VLVideoProcessor()
+    return transformers.Qwen2VLProcessor(images, tokenizer, videos, chat_template=qwen2_5_vl.TEMPLATE)
+
+
 def _qwen3_vl_processor() -> Any:
     tokenizer = _qwen_tokenizer()
     return transformers.Qwen3VLProcessor(
@@ -240,6 +247,15 @@ _WAN: Mapping[str, Part] = {
     **_WAN_TEXT, "transformer": ("WanTransformer3DModel", _WAN_TRANSFORMER), "scheduler": _UNIPC
 }  # fmt: skip
 
+_QWEN: Mapping[str, Part] = {
+    "text_encoder": lambda: transformers.Qwen2_5_VLForConditionalGeneration(qwen2_5_vl.build_config(_qwen_tokenizer())),
+    "tokenizer": _qwen_tokenizer,
+    "vae": _KL_QWEN,
+    "scheduler": _SHIFTED,
+    "transformer": ("QwenImageTransformer2DModel", {**_QWEN_IMAGE, "joint_attention_dim": 64}),
+}
+_QWEN_EDIT: Mapping[str, Part] = {**_QWEN, "processor": _qwen2_vl_processor}
+
 #: Parts of a copy of each pipeline, by its class.
 COPIES: dict[str, Mapping[str, Part]] = {
     "AnimaModularPipeline": {
@@ -372,15 +388,9 @@ COPIES: dict[str, Mapping[str, Part]] = {
         ),
     },
     "LTX2ModularPipeline": {**_LTX2, "scheduler": ("FlowMatchEulerDiscreteScheduler", ltx2.SCHEDULE)},
-    "QwenImageModularPipeline": {
-        "text_encoder": lambda: transformers.Qwen2_5_VLForConditionalGeneration(
-            qwen2_5_vl.build_config(_qwen_tokenizer())
-        ),
-        "tokenizer": _qwen_tokenizer,
-        "vae": _KL_QWEN,
-        "scheduler": _SHIFTED,
-        "transformer": ("QwenImageTransformer2DModel", {**_QWEN_IMAGE, "joint_attention_dim": 64}),
-    },
+    "QwenImageModularPipeline": _QWEN,
+    "QwenImageEditModularPipeline": _QWEN_EDIT,
+    "QwenImageEditPlusModularPipeline": _QWEN_EDIT,
     "QwenImage21ModularPipeline": _QWEN21,
     "QwenImage21TurboModularPipeline": _QWEN21,
     "StableDiffusion3ModularPipeline": {

@@ -164,7 +164,7 @@ class RedrawInput(DrawInput):
 
 
 class ImageToImage(CompositeTask[RedrawInput, ImageOutput]):
-    """Text, and optionally an image, to images. Only the denoiser starts from the image."""
+    """Text, and optionally an image, to images. The text encoder may read the image too."""
 
     #: Reads the prompts.
     text_encoder: TextEncode
@@ -176,13 +176,15 @@ class ImageToImage(CompositeTask[RedrawInput, ImageOutput]):
     decoder: DecodeImage
 
     def invoke(self, request: RedrawInput) -> ImageOutput:
+        images = [self._encode_image(request, place) for place in range(request.n)]
         guide = self.text_encoder.invoke(
             TextEncodeInput(
-                prompt=request.prompt, negative_prompt=request.negative_prompt if request.uses_negative_prompt else None
+                prompt=request.prompt,
+                negative_prompt=request.negative_prompt if request.uses_negative_prompt else None,
+                items=[each for each in images[:1] if each is not None],
             ),
             work=len(request.prompt) // 4,
         )
-        images = [self._encode_image(request, place) for place in range(request.n)]
         return _generate_images(self.denoiser, self.decoder, request, guide, images=images)
 
     def _encode_image(self, request: RedrawInput, place: int) -> Tensor | None:
