@@ -118,6 +118,7 @@ def main(docs: Path = DOCS, models: Path = families.PAGE) -> None:
     write_table(docs, claims)
     families.write_table(models, (claim[:3] for claim in claims))
     families.write_language_models(models)
+    families.write_pipelines(models)
 
 
 if __name__ == "__main__":

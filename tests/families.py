@@ -1,7 +1,7 @@
-"""The tables of model families and language models in docs/models.md.
+"""The tables of model families, language models and pipelines in docs/models.md.
 
-The first combines the catalogue with the engines that tests compare, the second has the outcomes of
-``tests.auto_families``. ``python -m tests.cells`` writes both.
+The first combines the catalogue with the engines that tests compare, the others have the outcomes of
+``tests.auto_families`` and ``tests.auto_pipelines``. ``python -m tests.cells`` writes all.
 """
 
 import json
@@ -13,6 +13,9 @@ from omnibus.families.specs import ABSENT, KNOWN
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 OUTCOMES = Path(__file__).parent / "auto_families" / "outcomes"
+PIPELINES = Path(__file__).parent / "auto_pipelines" / "outcomes"
+FROM = ("from text, or with an image", "from text", "from an image")
+BEGIN_PIPELINES, END_PIPELINES = "<!-- pipelines: python -m tests.cells -->\n", "<!-- end of pipelines -->\n"
 WAYS = ("batched", "batched, prompts whole", "one at a time", "one at a time, prompts whole")
 BEGIN_TYPES, END_TYPES = "<!-- language models: python -m tests.cells -->\n", "<!-- end of language models -->\n"
 BEGIN, END = "<!-- families: python -m tests.cells -->\n", "<!-- end of families -->\n"
@@ -38,12 +41,21 @@ def write_table(path: Path, cells: Iterable[tuple[str, str, str]]) -> None:
 
 def format_language_models() -> str:
     """Lists of the types of language models that transformers knows, by the way they run, in Markdown."""
-    [path] = sorted(OUTCOMES.glob("transformers-*.json"))[-1:]
-    ways: dict[str, str] = json.loads(path.read_text())
-    lines = [f"Of the {len(ways)} types that transformers {path.stem.removeprefix('transformers-')} knows:", ""]
-    lines += ["| a request runs | types | names |", "|---|---|---|"]
-    for way in dict.fromkeys([*WAYS, *sorted(ways.values())]):
-        names = [f"`{name}`" for name, each in ways.items() if each == way]
+    return _format_outcomes(OUTCOMES, "types that transformers {} knows", "a request runs | types", WAYS)
+
+
+def format_pipelines() -> str:
+    """Lists of the pipelines that diffusers has in blocks, by what they generate from, in Markdown."""
+    return _format_outcomes(PIPELINES, "pipelines that diffusers {} has in blocks", "it generates | pipelines", FROM)
+
+
+def _format_outcomes(directory: Path, title: str, columns: str, ways: Iterable[str]) -> str:
+    [path] = sorted(directory.glob("*.json"))[-1:]
+    outcomes: dict[str, str] = json.loads(path.read_text())
+    lines = [f"Of the {len(outcomes)} {title.format(path.stem.rpartition('-')[2])}:", ""]
+    lines += [f"| {columns} | names |", "|---|---|---|"]
+    for way in dict.fromkeys([*ways, *sorted(outcomes.values())]):
+        names = [f"`{name}`" for name, each in outcomes.items() if each == way]
         lines += [f"| {way} | {len(names)} | {', '.join(names)} |"] if names else []
     return "\n".join([*lines, ""])
 
@@ -51,6 +63,11 @@ def format_language_models() -> str:
 def write_language_models(path: Path) -> None:
     """Write the lists into ``path``."""
     _replace_block(path, BEGIN_TYPES, format_language_models(), END_TYPES)
+
+
+def write_pipelines(path: Path) -> None:
+    """Write the lists into ``path``."""
+    _replace_block(path, BEGIN_PIPELINES, format_pipelines(), END_PIPELINES)
 
 
 def _replace_block(path: Path, begin: str, text: str, end: str) -> None:

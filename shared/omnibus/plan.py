@@ -4,7 +4,7 @@ The planner writes a ``Plan``, and gateways read it. Both must decide one thing 
 request, given its number and the plan's rates alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from math import sqrt
 from typing import Annotated, Any
@@ -75,15 +75,33 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ImageDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Defaults of a model that generates images: pixels, steps and guidance.
+    """Defaults of a model that generates images: pixels, steps and guidance; and its limits.
 
-    They apply to requests without these values. 0 and None mean the family's defaults.
+    Defaults apply to requests without these values. 0 and None mean the family's defaults. Sides of images are
+    multiples of ``side_multiple``; 0 leaves that to the executor. ``negative_prompt`` and ``image`` are false for a
+    model that takes none.
     """
 
     width: int = 0
     height: int = 0
     steps: int = 0
     guidance: float | None = None
+    side_multiple: int = 0
+    negative_prompt: bool = True
+    image: bool = True
+
+    def check_request(self, model: str, wish: Mapping[str, Any], images: int) -> None:
+        """Raise ``BadRequest`` if ``model`` cannot make ``wish``, a request with so many ``images``."""
+        sides = (wish.get("width") or 0, wish.get("height") or 0)
+        if self.side_multiple and any(side % self.side_multiple for side in sides):
+            raise BadRequest(
+                f"{model} makes images whose sides are multiples of {self.side_multiple}, not {sides[0]}x{sides[1]}",
+                param="size",
+            )
+        if wish.get("negative_prompt") and not self.negative_prompt:
+            raise BadRequest(f"{model} takes no negative prompt: omit it", param="negative_prompt")
+        if images and not self.image:
+            raise BadRequest(f"{model} generates images from text alone: omit the image", param="image")
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -21,8 +21,8 @@ def copy_to_device(arrays: Sequence[np.ndarray], device: torch.device, dtype: to
 
 
 def copy_to_host(tensor: Tensor) -> np.ndarray:
-    """Return ``tensor`` as float32 in host memory; a float32 tensor on a CPU is not copied."""
-    values = tensor.float()
+    """Return ``tensor`` in host memory, floats as float32; a float32 tensor on a CPU is not copied."""
+    values = tensor.float() if tensor.is_floating_point() else tensor
     if values.device.type == "cpu":
         return values.numpy()
     host = empty_on_host(values.shape, values.dtype, values.device)

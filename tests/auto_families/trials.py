@@ -4,7 +4,7 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,6 +94,12 @@ def try_type(model_type: str) -> Trial:
 
 def try_apart(model_type: str) -> Trial:
     """Try ``model_type`` in a process with limits on time and memory."""
+    answer = run_limited(lambda: try_type(model_type))
+    return Trial(*answer) if answer else Trial(model_type, "", UNTRIED, "the trial took too long")
+
+
+def run_limited(function: Callable[[], Any]) -> Any:
+    """Call ``function`` in a process with limits on time and memory. Returns its result, or None beyond them."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -101,13 +107,13 @@ def try_apart(model_type: str) -> Trial:
         signal.alarm(SECONDS)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         torch.set_num_threads(1)
-        os.write(writing, json.dumps(try_type(model_type)).encode())
+        os.write(writing, json.dumps(function()).encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as file:
         answer = file.read()
     os.waitpid(child, 0)
-    return Trial(*json.loads(answer)) if answer else Trial(model_type, "", UNTRIED, "the trial took too long")
+    return json.loads(answer) if answer else None
 
 
 def outcomes_path(version: str = transformers.__version__) -> Path:

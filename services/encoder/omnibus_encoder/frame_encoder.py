@@ -12,7 +12,7 @@ from omnibus.encoding.image import encode_image
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.runner import Item, Job
 from omnibus_engines.component import ComponentSource, Hosted, run_in_pool
-from omnibus_models.contract import FrameEncoder
+from omnibus_models.contract import FrameEncoder, ImageSpec
 
 #: Most pixels of a frame, as of a denoiser.
 _MAX_PIXELS = 4 << 20
@@ -20,20 +20,22 @@ _MAX_PIXELS = 4 << 20
 _DECODERS = 2
 
 
-class _FrameSize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The literal inputs other than the image, in pixels."""
+class _FrameInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The literal inputs other than the image: pixels, frames, and the seed of an encoder that draws noise."""
 
     width: int
     height: int
+    frames: int = 1
+    seed: int | None = None
     media: Any = None
 
 
 class FrameEncodeRunner(Hosted[FrameEncoder]):
     """A ``Runner`` for encoders of first frames, one after another: the video itself takes far longer.
 
-    Inputs: ``media``, and ``width`` and ``height`` of the video. ``media`` is an ``Item`` whose array is an image file
-    (uint8). Without a ``modality`` it is an image that another task made, uint8 [height, width, 3]. Output:
-    ``latents``, float32 [channels, 1, rows, columns].
+    Inputs: ``media``, and ``width``, ``height`` and ``frames`` of the video or image. ``media`` is an ``Item`` whose
+    array is an image file (uint8). Without a ``modality`` it is an image that another task made, uint8 [height, width,
+    3]. Output: ``latents``, float32 [channels, 1, rows, columns], or uint8 [1, 1, 1, n] of the family's own form.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class FrameEncodeRunner(Hosted[FrameEncoder]):
     async def run(self, job: Job) -> None:
         size = self._read_size(job)
         file = await self._read_file(await job.value("media"))
-        pixels = await run_in_pool(self._decoders, self.model.prepare, file, size.width, size.height)
+        seed = job.seed if size.seed is None else size.seed
+        picture = ImageSpec(size.width, size.height, steps=1, seed=seed, frames=size.frames)
+        pixels = await run_in_pool(self._decoders, self.model.prepare, file, picture)
         job.release_input("media")
         latents = await self._compute(self.model.encode, pixels)
         self._encoded += 1
@@ -58,13 +62,13 @@ class FrameEncodeRunner(Hosted[FrameEncoder]):
     async def _tear_down(self) -> None:
         self._decoders.shutdown(wait=False, cancel_futures=True)
 
-    def _read_size(self, job: Job) -> _FrameSize:
+    def _read_size(self, job: Job) -> _FrameInputs:
         try:
-            size = msgspec.convert(dict(job.inputs), _FrameSize)
+            size = msgspec.convert(dict(job.inputs), _FrameInputs)
         except msgspec.ValidationError as error:
             raise BadRequest(f"this frame cannot be encoded: {error}") from None
         for name, pixels in (("width", size.width), ("height", size.height)):
-            if pixels < self.model.unit or pixels % self.model.unit:
+            if pixels % self.model.unit or not (pixels or self.model.edits):
                 raise BadRequest(f"{name} must be a multiple of {self.model.unit}, not {pixels}", param=name)
         if size.width * size.height > _MAX_PIXELS:
             raise BadRequest(

@@ -30,7 +30,8 @@ class TextEncodeRunner(Hosted[TextEncoder]):
     Inputs: ``prompt``, ``negative_prompt``, ``items`` (embeddings of images that both prompts refer to).
 
     Outputs: ``embeds``, float32 [1 or 2, T, W], with the negative prompt second if there is one, and ``mask``, bool [1
-    or 2, T]. The shorter prompt is padded. ``tokens`` is the number of tokens of the prompt.
+    or 2, T]. The shorter prompt is padded. A model that ``joins`` has one row for both, of any dtype. ``tokens`` is the
+    number of tokens of the prompt.
     """
 
     def __init__(
@@ -42,15 +43,14 @@ class TextEncodeRunner(Hosted[TextEncoder]):
     async def run(self, job: Job) -> None:
         prompts = _read_prompts(job)
         items = _read_images(await job.value("items"))
-        prepared_texts = [self.model.prepare(prompts.prompt, items)]
-        if prompts.negative_prompt is not None:
-            prepared_texts.append(self._prepare_negative(prompts.prompt, prompts.negative_prompt, items))
+        prepared_texts = self._prepare_prompts(prompts, items)
         rows = await asyncio.gather(*(self._batcher.encode(each) for each in prepared_texts))
         embeds, mask = _pad_rows(rows)
         await job.put("embeds", {}, embeds)
         await job.put("mask", {}, mask)
         if job.has_consumer("tokens"):
-            await job.put("tokens", {"value": len(rows[0])})
+            count = prepared_texts[0].meta["n_tokens"] if self.model.joins else len(rows[0])
+            await job.put("tokens", {"value": count})
 
     def stats(self) -> dict[str, Any]:
         return {
@@ -59,9 +59,14 @@ class TextEncodeRunner(Hosted[TextEncoder]):
             "batches": by_size(self._batcher.sizes),
         }
 
-    def _prepare_negative(self, prompt: str, negative: str, items: Sequence[Encoded]) -> Prepared:
-        model = self.model
-        return model.prepare_negative(prompt, negative) if model.twins else model.prepare(negative, items)
+    def _prepare_prompts(self, prompts: _Prompts, items: Sequence[Encoded]) -> list[Prepared]:
+        model, prompt, negative = self.model, prompts.prompt, prompts.negative_prompt
+        if negative is None:
+            return [model.prepare(prompt, items)]
+        if model.joins:
+            return [model.prepare_negative(prompt, negative, items)]
+        second = model.prepare_negative(prompt, negative) if model.twins else model.prepare(negative, items)
+        return [model.prepare(prompt, items), second]
 
     async def _run_batch(self, prompts: Sequence[Prepared]) -> list[np.ndarray]:
         return await self._compute(self._encode_batch, prompts)
@@ -92,7 +97,7 @@ def _read_images(items: Any) -> list[Encoded]:
 
 def _pad_rows(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     lengths = np.array([len(row) for row in rows])
-    embeds = np.zeros((len(rows), lengths.max(), rows[0].shape[1]), np.float32)
+    embeds = np.zeros((len(rows), lengths.max(), rows[0].shape[1]), rows[0].dtype)
     for place, row in zip(embeds, rows, strict=True):
         place[: len(row)] = row
     return embeds, np.arange(embeds.shape[1]) < lengths[:, None]

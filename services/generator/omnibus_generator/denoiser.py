@@ -173,7 +173,7 @@ class DenoiseRunner(Hosted[Denoiser]):
     def _image_spec(self, wish: _DenoiseInputs, seed: int, image: Tensor | None) -> ImageSpec:
         width, height = self.model.default_size
         if image is not None:
-            height, width = (side * self.model.unit for side in image.shape[2:])
+            width, height = self.model.image_size(image)
             self._check_size(width, height, 1, "image")
         width, height = wish.width or width, wish.height or height
         self._check_size(width, height, wish.frames)

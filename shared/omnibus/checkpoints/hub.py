@@ -14,7 +14,8 @@ from omnibus.errors import BadRequest, Fatal, Forbidden, HubUnavailable, NotFoun
 #: An owner, a name, and optionally a revision.
 _ID = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 #: The file that describes a checkpoint: of a pipeline, else of a model, else of an adapter.
-_CONFIG_FILES = ("model_index.json", "config.json", adapters.CONFIG_FILE)
+_PIPELINE_FILES = ("model_index.json", "modular_model_index.json")
+_CONFIG_FILES = (*_PIPELINE_FILES, "config.json", adapters.CONFIG_FILE)
 #: Files that a checkpoint needs next to weights: configurations, tokenizers, chat templates, voices. No code.
 _METADATA_PATTERNS = ("*.json", "*.txt", "*.model", "*.jinja", "*.tiktoken", "spk_dict.pt")
 
@@ -104,8 +105,8 @@ def _weight_files(directory: Path) -> list[str]:
 
 def _pipeline_parts(directory: Path) -> list[str]:
     """Return the directories of a pipeline."""
-    index = directory / _CONFIG_FILES[0]
-    if not index.exists():
+    index = next((directory / name for name in _PIPELINE_FILES if (directory / name).exists()), None)
+    if index is None:
         return []
     parts: dict[str, Any] = json.loads(index.read_text())
     return [name for name, kind in parts.items() if isinstance(kind, list) and kind[0] is not None]

@@ -8,7 +8,7 @@ from typing import Any
 from omnibus.checkpoints import safetensors
 from omnibus.errors import BadRequest
 
-_CONFIG_FILES = ("model_index.json", "config.json")
+_CONFIG_FILES = ("model_index.json", "modular_model_index.json", "config.json")
 _MAX_NAMED = 3
 
 
@@ -35,7 +35,7 @@ def read_model_type(directory: Path) -> str:
 def require_whole(directory: Path) -> list[safetensors.TensorHeader]:
     """Return the tensors in the files of weights. Raises ``BadRequest`` for missing and truncated files."""
     name, config = _read_config(directory)
-    parts = _pipeline_parts(config) if name == _CONFIG_FILES[0] else [""]
+    parts = _pipeline_parts(config) if name != _CONFIG_FILES[-1] else [""]
     missing_files = [f"{part}/{file}".lstrip("/") for part in parts for file in _lost_files(directory / part)]
     if missing_files:
         more = f" and {len(missing_files) - _MAX_NAMED} more" if len(missing_files) > _MAX_NAMED else ""

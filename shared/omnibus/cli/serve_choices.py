@@ -148,6 +148,8 @@ def declare(name: str, report: Report, checkpoint: str, options: Sequence[str], 
         model["paths"] = [{"options": list(options), "share": 1}]
     if context:
         model["context"] = context
+    if report.image_defaults:
+        model["image_defaults"] = report.image_defaults
     return {"models": {name: model}}
 
 

@@ -3,7 +3,8 @@
 A family called ``x`` is the row ``x`` of this table and the modules ``omnibus_models.families.x`` and
 ``omnibus_models.tiny.x``. Its name is the ``model_type`` of its checkpoints, or the class of their diffusers pipeline
 in snake case without ``Pipeline``. ``causal_lm`` is any other language model of transformers, ``sentence_encoder`` any
-text encoder, and ``cross_encoder`` any reranker.
+text encoder, and ``cross_encoder`` any reranker. ``modular_image`` and ``modular_video`` are any other pipeline that
+diffusers has in blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from omnibus.families.templates import (
     image_editing,
     image_generation,
     image_generation_with_prior,
+    image_to_image,
     language_model,
     omni_model,
     text_embedder,
@@ -100,6 +102,10 @@ KNOWN: dict[str, FamilyDeclaration] = {
     "llava_onevision": vision_language("LLaVA-OneVision", "llava-onevision-tiny", "image", "video", weights=_LLAVA),
     "ltx2": video_generation("LTX-2", "ltx2-tiny", video_limits=video_limits.LTX2),
     "mllama": vision_language("Llama 3.2 Vision", "llama-3.2-vision-tiny", "image", weights=_MLLAMA),
+    "modular_image": image_to_image("image pipelines of diffusers", "modular-image-tiny"),
+    "modular_video": image_to_image(
+        "video pipelines of diffusers", "modular-video-tiny", "decode-video", video_limits=video_limits.MODULAR
+    ),
     "qwen2": language_model("Qwen2 and Qwen2.5", "qwen2-tiny"),
     "qwen2_5_omni": omni_model(
         "Qwen2.5-Omni",

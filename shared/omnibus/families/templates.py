@@ -226,6 +226,32 @@ def video_generation(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
     )
 
 
+def image_to_image(title: str, tiny: str, decode: str = "decode-image", **more: Any) -> FamilyDeclaration:
+    """Text, and optionally an image to start from, in; images, or videos without audio, out.
+
+    The image's encoder is small and rarely used, so it shares an executor with the text encoder.
+    """
+    whole = ["text_encoder", "vae_encoder", "dit", "vae"]
+    return FamilyDeclaration(
+        title=title,
+        components=whole,
+        tasks={"text_encoder": "text-encode", "vae_encoder": "encode-frame", "dit": "denoise", "vae": decode},
+        options={
+            "T": _deployment_option("encoder", "text_encoder", "vae_encoder"),
+            "D": _deployment_option("generator", "dit"),
+            "V": _deployment_option("generator", "vae"),
+            "M": _deployment_option("generator", *whole),
+        },
+        paths=[{"options": ["T", "D", "V"], "share": 80}, {"options": ["M"], "share": 20}],
+        more={
+            "I": _deployment_option("encoder", "vae_encoder"),
+            "IV": _deployment_option("generator", "vae_encoder", "vae"),
+        },
+        tiny=tiny,
+        **more,
+    )
+
+
 def prefill_decode_options() -> dict[str, dict[str, Any]]:
     """Options of a language model that is declared as ``prefill`` and ``decode``."""
     return {

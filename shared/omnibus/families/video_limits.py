@@ -69,3 +69,6 @@ LTX2 = VideoLimits(
     max_steps=1000,
     audio_rate=25.0,
 )
+
+#: Pipelines of diffusers that have blocks and no family: what most of them share.
+MODULAR = VideoLimits(side_multiple=16, min_side=16, frame_group=4)

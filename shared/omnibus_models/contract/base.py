@@ -103,6 +103,7 @@ class LoadedComponent:
     edits: ClassVar[bool] = False  # see ``Denoiser``
     films: ClassVar[bool] = False  # see ``TextEncoder``
     follows: ClassVar[bool] = False  # see ``Denoiser``
+    joins: ClassVar[bool] = False  # see ``TextEncoder``
     sounds: ClassVar[bool] = False  # see ``Denoiser``
     twins: ClassVar[bool] = False  # see ``TextEncoder``
 
@@ -116,6 +117,11 @@ class LoadedComponent:
         """See ``MediaEncoder``."""
         [item] = parts
         return item
+
+    def image_size(self, image: Tensor) -> tuple[int, int]:
+        """See ``Denoiser``: by the number of pixels per latent, ``unit``."""
+        unit: int = getattr(self, "unit", 1)
+        return image.shape[3] * unit, image.shape[2] * unit
 
     @property
     def default_size(self) -> tuple[int, int]:

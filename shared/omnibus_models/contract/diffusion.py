@@ -16,10 +16,12 @@ class TextEncoder(ModelComponent, Protocol):
     """Encodes prompts to guide a denoiser. Prompts are ``Prepared`` of the modality ``text``.
 
     A negative prompt guides away from something. With ``twins``, ``prepare_negative`` derives it from the prompt. With
-    ``films``, prompts are for videos. Each is then a separate batch, so that a video does not depend on others.
+    ``films``, prompts are for videos. Each is then a separate batch, so that a video does not depend on others. With
+    ``joins``, ``prepare_negative`` prepares both prompts as one, whose rows guide as both.
     """
 
     films: bool
+    joins: bool
     twins: bool
 
     def prepare(self, prompt: str, items: Sequence[Encoded] = ()) -> Prepared:
@@ -30,8 +32,8 @@ class TextEncoder(ModelComponent, Protocol):
         ``ContextTooLong``.
         """
 
-    def prepare_negative(self, prompt: str, negative: str) -> Prepared:
-        """Prepare the negative prompt that guides away from ``prompt``; only for models with ``twins``.
+    def prepare_negative(self, prompt: str, negative: str, items: Sequence[Encoded] = ()) -> Prepared:
+        """Prepare the negative prompt that guides away from ``prompt``; only for models with ``twins`` or ``joins``.
 
         Raises as ``prepare`` does, and ``BadRequest`` for a ``negative`` prompt if the model takes none.
         """
@@ -41,24 +43,6 @@ class TextEncoder(ModelComponent, Protocol):
 
         Results equal those of single prompts to 1e-5.
         """
-
-
-class FrameEncoder(ModelComponent, Protocol):
-    """The encoder of a video's VAE: an image to the latents of the first frame.
-
-    Two calls may run in parallel.
-    """
-
-    unit: int  # pixels per latent, on either side
-
-    def prepare(self, data: memoryview, width: int, height: int) -> Tensor:
-        """Decode one file and resize it to ``width`` and ``height``: float32 [3, height, width] in [-1, 1].
-
-        CPU only, thread-safe. Raises ``BadMedia`` and ``TooLarge``, see ``MediaEncoder``.
-        """
-
-    def encode(self, pixels: Tensor) -> Tensor:
-        """Encode [3, height, width] to float32 [channels, 1, rows, columns] on the CPU."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +60,27 @@ class ImageSpec:
     guidance: float | None = None
     frames: int = 1
     fps: float = 24.0
+
+
+class FrameEncoder(ModelComponent, Protocol):
+    """The encoder of a VAE: an image to the latents of a video's first frame, or of an image to start from.
+
+    Two calls may run in parallel. With ``edits`` it also encodes for images, whose size may be 0.
+    """
+
+    unit: int  # pixels per latent, on either side
+    edits: bool
+
+    def prepare(self, data: memoryview, picture: ImageSpec) -> Tensor:
+        """Decode one file and resize it to the size of ``picture``: float32 [3, height, width] in [-1, 1].
+
+        CPU only, thread-safe. Raises ``BadMedia`` and ``TooLarge``, see ``MediaEncoder``. The form of what an encoder
+        with ``edits`` returns is its own. It chooses the size of a picture without one, and raises ``BadRequest`` if
+        its model takes no images.
+        """
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Encode what ``prepare`` returned to float32 [channels, 1, rows, columns] on the CPU, or a form of its own."""
 
 
 class Denoising(Protocol):
@@ -126,7 +131,7 @@ class Stepper(ModelComponent, Protocol):
         """
 
     def latents(self, denoising: Any) -> Tensor:
-        """Return [channels, frames, height, width] float32, the input of a decoder."""
+        """Return the input of a decoder, [channels, frames, height, width] float32, or uint8 of the family's form."""
 
 
 class Denoiser(Stepper, Protocol):
@@ -136,20 +141,23 @@ class Denoiser(Stepper, Protocol):
     columns], and the model determines the number of steps.
 
     With ``edits``, ``open`` takes an ``image``: latents of the source image or of a video's first frame, in the form
-    that ``latents`` returns. ``unit`` is then the number of pixels per latent, on either side. With ``follows``,
-    ``open`` takes a ``prior``, the latents of a prior model. With ``sounds``, it also generates the audio of a video.
+    that ``latents`` returns, or of the family's own form. ``image_size`` is then its width and height. With
+    ``follows``, ``open`` takes a ``prior``, the latents of a prior model. With ``sounds``, it also generates the audio
+    of a video.
     """
 
     edits: bool
-    unit: int
     follows: bool
     sounds: bool
 
     def open(self, picture: ImageSpec, guides: Sequence[Tensor]) -> Denoising:
-        """Begin an image. ``guides`` [T, W] are the prompt and, optionally, the negative prompt.
+        """Begin an image. ``guides`` [T, W] are the prompt and, optionally, the negative prompt, or both ``joins``.
 
         Raises ``BadRequest`` for an unsupported size or number of steps, and without a required image or prior.
         """
+
+    def image_size(self, image: Tensor) -> tuple[int, int]:
+        """Return the width and height in pixels of an ``image`` for ``open``; only with ``edits``."""
 
     def audio_latents(self, denoising: Any) -> Tensor:
         """Return [channels, time, bins] float32 of the audio, a decoder's input; only with ``sounds``."""

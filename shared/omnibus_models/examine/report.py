@@ -58,6 +58,7 @@ def examine_checkpoint(checkpoint: Path, dtype: str = "", adapters: Sequence[str
         vllm=reason,
         adapters=fits,
         sampling=read_sampling(checkpoint),
+        image_defaults=family.image_defaults(checkpoint) if hasattr(family, "image_defaults") else {},
     )
 
 

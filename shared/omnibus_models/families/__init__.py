@@ -35,17 +35,29 @@ def load_family(name: str) -> ModelFamily:
 def family_of(checkpoint: Path) -> ModelFamily:
     """Return the family of a checkpoint directory.
 
-    It is the ``model_type`` in config.json, or the class in model_index.json. A language model of transformers without
-    a family of its own is of the family ``causal_lm``. Embedders and rerankers are of ``sentence_encoder`` and
+    It is the ``model_type`` in config.json, or the class in model_index.json. A pipeline without a family of its own,
+    which diffusers has in blocks, is of ``modular_image`` or ``modular_video``. A language model of transformers
+    without a family of its own is of the family ``causal_lm``. Embedders and rerankers are of ``sentence_encoder`` and
     ``cross_encoder``. Raises ``NotFound`` if no configuration can be read, or the architecture is unknown.
     """
-    index = Path(checkpoint) / "model_index.json"
-    if index.exists():
-        pipeline = str(_read_config(index).get("_class_name", "")).removesuffix("Pipeline")
-        return load_family(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", pipeline).lower())
+    for index in (Path(checkpoint) / "model_index.json", Path(checkpoint) / "modular_model_index.json"):
+        if index.exists():
+            return _pipeline_family(_read_config(index))
     config = _read_config(Path(checkpoint) / "config.json")
     name = _retrieval_family(Path(checkpoint), config) or str(config.get("model_type", ""))
     return load_family("causal_lm" if name not in {*NAMES, *ABSENT} and _is_language_model(name, config) else name)
+
+
+def _pipeline_family(index: Mapping[str, Any]) -> ModelFamily:
+    """Return the family of the pipeline that ``index`` describes: its own, or that of pipelines in blocks."""
+    pipeline = str(index.get("_class_name", "")).removesuffix("Pipeline")
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", pipeline).lower()
+    if name in {*NAMES, *ABSENT}:
+        return load_family(name)
+    from omnibus_models.modular import blocks as modular_blocks
+
+    cls = modular_blocks.find_pipeline_class(index)
+    return load_family(name if cls is None else modular_blocks.output_family(cls))
 
 
 def _is_language_model(name: str, config: Mapping[str, Any]) -> bool:

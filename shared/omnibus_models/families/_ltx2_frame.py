@@ -14,7 +14,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import media
-from omnibus_models.contract import LoadedComponent
+from omnibus_models.contract import ImageSpec, LoadedComponent
 
 #: Shortest side of an image in pixels, since H.264 halves the resolution of colours.
 _MIN_SIDE = 2
@@ -29,19 +29,19 @@ class Ltx2FrameEncoder(LoadedComponent):
     unit: int
     limits: media.MediaDecodeLimits
 
-    def prepare(self, data: memoryview, width: int, height: int) -> Tensor:
+    def prepare(self, data: memoryview, picture: ImageSpec) -> Tensor:
         """Decode one file, compress it like training data, and resize it."""
         from diffusers.pipelines.ltx2.utils import DEFAULT_IMAGE_CRF, apply_image_conditioning_crf
         from diffusers.video_processor import VideoProcessor
 
-        picture = media.decode_image(data, self.limits)
-        if min(picture.size) < _MIN_SIDE:
+        image = media.decode_image(data, self.limits)
+        if min(image.size) < _MIN_SIDE:
             raise errors.BadMedia(f"an image must have sides of at least {_MIN_SIDE} pixels", param="media")
-        if max(picture.size) > _MAX_SIDE:
+        if max(image.size) > _MAX_SIDE:
             raise errors.BadMedia(f"an image must have sides of at most {_MAX_SIDE} pixels", param="media")
-        array = apply_image_conditioning_crf(np.asarray(picture.convert("RGB")), DEFAULT_IMAGE_CRF)
+        array = apply_image_conditioning_crf(np.asarray(image.convert("RGB")), DEFAULT_IMAGE_CRF)
         processor = VideoProcessor(vae_scale_factor=self.unit, resample="bilinear")
-        pixels: Tensor = processor.preprocess(Image.fromarray(array), height=height, width=width)[0]
+        pixels: Tensor = processor.preprocess(Image.fromarray(array), height=picture.height, width=picture.width)[0]
         return pixels
 
     @torch.no_grad()

@@ -11,7 +11,7 @@ from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights
 
 torchvision_cpu.install_operators()
 
-_SPECIAL = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<image_soft_token>")
+SPECIAL = ("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>", "<image_soft_token>")
 _WIDTH, _LAYERS = 32, 2  # of the language model
 _LATENTS = 8  # channels of the video's latents, and of those of the audio at one point in time
 _MEL = 16  # bins
@@ -24,23 +24,23 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
     from diffusers.pipelines.ltx2 import LTX2TextConnectors
     from transformers import Gemma3ForConditionalGeneration
 
-    tokenizer = _chat_tokenizer.train_tokenizer(_SPECIAL, {}, "", bos="<bos>", eos="<eos>", pad="<pad>")
+    tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, {}, "", bos="<bos>", eos="<eos>", pad="<pad>")
     components = {
-        "text_encoder": Gemma3ForConditionalGeneration(_build_gemma(tokenizer)),
-        "connectors": LTX2TextConnectors(**_connectors_config()),
-        "transformer": LTX2VideoTransformer3DModel(**_transformer_config()),
-        **_build_decoders(),
+        "text_encoder": Gemma3ForConditionalGeneration(build_gemma(tokenizer)),
+        "connectors": LTX2TextConnectors(**connectors_config()),
+        "transformer": LTX2VideoTransformer3DModel(**transformer_config()),
+        **build_decoders(),
     }
     for module in components.values():
         _weights.redraw_weights(module.eval(), seed)
     if llm_seed is not None:
         encoder = components["text_encoder"]
         _weights.redraw_weights(nn.ModuleList([encoder.model.language_model, encoder.lm_head]), llm_seed)
-    scheduler = FlowMatchEulerDiscreteScheduler(**_SCHEDULE)
+    scheduler = FlowMatchEulerDiscreteScheduler(**SCHEDULE)
     LTX2Pipeline(scheduler=scheduler, tokenizer=tokenizer, **components).save_pretrained(directory)
 
 
-def _build_decoders() -> dict[str, Any]:
+def build_decoders() -> dict[str, Any]:
     """Return the VAEs and the vocoder.
 
     The VAEs' latents have means and deviations, as in released ones.
@@ -75,7 +75,7 @@ def _build_decoders() -> dict[str, Any]:
 
 
 #: Schedule of the released model.
-_SCHEDULE = {
+SCHEDULE = {
     "use_dynamic_shifting": True,
     "base_shift": 0.95,
     "max_shift": 2.05,
@@ -87,7 +87,7 @@ _SCHEDULE = {
 }
 
 
-def _build_gemma(tokenizer: Any) -> Any:
+def build_gemma(tokenizer: Any) -> Any:
     from transformers import Gemma3Config
 
     language = {
@@ -125,7 +125,7 @@ def _build_gemma(tokenizer: Any) -> Any:
     )
 
 
-def _connectors_config() -> dict[str, Any]:
+def connectors_config() -> dict[str, Any]:
     # Without learned registers, since their thousand rows would outweigh the few of a prompt.
     heads = {
         "num_attention_heads": 2,
@@ -142,7 +142,7 @@ def _connectors_config() -> dict[str, Any]:
     }
 
 
-def _transformer_config() -> dict[str, Any]:
+def transformer_config() -> dict[str, Any]:
     return {
         "in_channels": _LATENTS,
         "out_channels": _LATENTS,

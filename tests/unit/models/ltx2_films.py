@@ -39,7 +39,7 @@ def denoise_film(parts: dict[str, Any], prompt: str, picture: ImageSpec, *negati
 
 def first_frame(parts: dict[str, Any], picture: ImageSpec, file: bytes) -> Tensor:
     encoder = parts["vae_encoder"]
-    return encoder.encode(encoder.prepare(memoryview(file), picture.width, picture.height))
+    return encoder.encode(encoder.prepare(memoryview(file), picture))
 
 
 def read_latents(parts: dict[str, Any], one: Any) -> tuple[Tensor, Tensor]:

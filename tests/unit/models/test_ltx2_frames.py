@@ -94,10 +94,10 @@ def test_first_frames_that_cannot_be_used_are_refused(parts: dict[str, Any]) -> 
     encoder, dit = parts["vae_encoder"], parts["dit"]
 
     with pytest.raises(BadMedia):
-        encoder.prepare(memoryview(b"no image"), 64, 32)
+        encoder.prepare(memoryview(b"no image"), ImageSpec(64, 32, steps=1, seed=0))
     with pytest.raises(BadMedia, match="at least 2"):
-        encoder.prepare(memoryview(files.make_picture(1, 1, 1)), 64, 32)
+        encoder.prepare(memoryview(files.make_picture(1, 1, 1)), ImageSpec(64, 32, steps=1, seed=0))
     with pytest.raises(BadMedia, match="at most 16384"):
-        encoder.prepare(memoryview(files.make_picture(1, 17_000, 2)), 64, 32)
+        encoder.prepare(memoryview(files.make_picture(1, 17_000, 2)), ImageSpec(64, 32, steps=1, seed=0))
     with pytest.raises(BadRequest, match=r"must be \[8, 1, 4, 8\]"):
         dit.open(FILMS[0][0], encode_prompts(parts, CAT), image=torch.zeros(8, 1, 4, 4))

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,12 +28,17 @@ from omnibus_gateway.tasks.resolve import (
     create_image_task,
     max_reference_images,
     request_class,
+    requires_image,
 )
 
 APP = "images"
 
 #: Client names of task fields, if they differ.
 CLIENT_PARAM_NAMES = {"width": "size", "height": "size", "every": "partial_images", IMAGES: "image"}
+
+
+#: Fields of ``DrawInput`` that a model may have defaults for.
+_DEFAULTS = ("width", "height", "steps", "guidance")
 
 
 class ImageTasks:
@@ -65,6 +69,7 @@ class ImageTasks:
         task = self.get_task(run.model)
         wish = self.add_defaults(run.model, wish)
         check_image_count(run.model, task, len(images))
+        self._runs.router.get_model(run.model).image_defaults.check_request(run.model, wish, len(images))
         placed_images = [await self._place_image(run, image) for image in images]
         with use(run):
             request = build_request(run.model, task, {**wish, **_image_inputs(task, placed_images)})
@@ -76,8 +81,8 @@ class ImageTasks:
 
         If the model accepts reference images, their size is the default size.
         """
-        declared_defaults = self._runs.router.get_model(model).image_defaults
-        defaults = {name: value for name, value in msgspec.structs.asdict(declared_defaults).items() if value}
+        declared = self._runs.router.get_model(model).image_defaults
+        defaults = {name: value for name in _DEFAULTS if (value := getattr(declared, name))}
         if "width" in wish or max_reference_images(self.get_task(model)):
             defaults = {name: value for name, value in defaults.items() if name not in ("width", "height")}
         return {**defaults, **wish}
@@ -119,7 +124,7 @@ def check_image_count(model: str, task: CompositeTask, count: int) -> None:
     if count > most:
         takes = f"at most {most} reference images" if most > 1 else "one reference image" if most else "no images"
         raise BadRequest(f"{model} accepts {takes}, not {count}", param="image")
-    if most and not count:
+    if not count and requires_image(task):
         raise BadRequest(f"{model} only edits images: send an image to /v1/images/edits", param="image")
 
 

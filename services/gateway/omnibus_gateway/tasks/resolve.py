@@ -183,6 +183,12 @@ def max_reference_images(task: CompositeTask) -> int:
     return MAX_IMAGES if IMAGES in fields else int(IMAGE in fields)
 
 
+def requires_image(task: CompositeTask) -> bool:
+    """Return True if an image task works only with a reference image."""
+    fields = request_class(task).model_fields
+    return any(name in fields and fields[name].is_required() for name in (IMAGE, IMAGES))
+
+
 def _family_task(name: str, model: ModelPlan) -> CompositeTask | None:
     """Return the task that the model's family names; None if it names none."""
     import_path = "" if model.family == catalog.PYTHON else catalog.find_family(model.family)["composite"]

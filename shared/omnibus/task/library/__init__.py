@@ -28,6 +28,8 @@ from omnibus.task.library.images import (
     ImageEdit,
     ImageGeneration,
     ImageOutput,
+    ImageToImage,
+    RedrawInput,
 )
 from omnibus.task.library.language import (
     Decode,
@@ -118,6 +120,7 @@ __all__ = [
     "ImageEdit",
     "ImageGeneration",
     "ImageOutput",
+    "ImageToImage",
     "Omni",
     "PlacedMedia",
     "Prefill",
@@ -130,6 +133,7 @@ __all__ = [
     "Progress",
     "Ranking",
     "RankingInput",
+    "RedrawInput",
     "Rerank",
     "RerankInput",
     "RerankOutput",

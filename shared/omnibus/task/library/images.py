@@ -1,5 +1,7 @@
 """Images made from text and from other images."""
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 from omnibus.task.base import CompositeTask
@@ -16,7 +18,7 @@ from omnibus.task.library.diffusion import (
     TextEncodeInput,
     TextEncodeOutput,
 )
-from omnibus.task.library.media import Encode, EncodeInput, PlacedMedia
+from omnibus.task.library.media import Encode, EncodeFrame, EncodeInput, FrameInput, PlacedMedia
 from omnibus.task.types import Stream, Tensor, Tensors, Value
 
 #: Pixels of an image without a requested size, and the largest reported load. They are only estimates.
@@ -148,7 +150,49 @@ class ImageEdit(CompositeTask[EditInput, ImageOutput]):
             work=tokens + len(request.prompt) // 4,
         )
         image = self.vae_encoder.invoke(EncodeInput(media=request.image), work=_DEFAULT_PIXELS // 256).embedding
-        return _generate_images(self.denoiser, self.decoder, request, guide, image=image)
+        return _generate_images(self.denoiser, self.decoder, request, guide, images=[image])
+
+
+class RedrawInput(DrawInput):
+    """Images to generate from a text, and optionally from another image.
+
+    Without ``width`` and ``height``, they have the size of the image, at most about a megapixel.
+    """
+
+    #: The image to start from, as ``EncodeInput.media``.
+    image: PlacedMedia | None = None
+
+
+class ImageToImage(CompositeTask[RedrawInput, ImageOutput]):
+    """Text, and optionally an image, to images. The text encoder may read the image too."""
+
+    #: Reads the prompts.
+    text_encoder: TextEncode
+    #: Encodes the image, with the seed of each result.
+    frame_encoder: EncodeFrame
+    #: Makes latents.
+    denoiser: Denoise
+    #: Makes pixels of latents.
+    decoder: DecodeImage
+
+    def invoke(self, request: RedrawInput) -> ImageOutput:
+        images = [self._encode_image(request, place) for place in range(request.n)]
+        guide = self.text_encoder.invoke(
+            TextEncodeInput(
+                prompt=request.prompt,
+                negative_prompt=request.negative_prompt if request.uses_negative_prompt else None,
+                items=[each for each in images[:1] if each is not None],
+            ),
+            work=len(request.prompt) // 4,
+        )
+        return _generate_images(self.denoiser, self.decoder, request, guide, images=images)
+
+    def _encode_image(self, request: RedrawInput, place: int) -> Tensor | None:
+        if request.image is None:
+            return None
+        seed = _image_seed(request, place)
+        frame = FrameInput(media=request.image, width=request.width, height=request.height, seed=seed)
+        return self.frame_encoder.invoke(frame, work=request.pixels // 1024).latents
 
 
 def _generate_images(
@@ -157,15 +201,15 @@ def _generate_images(
     request: DrawInput,
     guide: TextEncodeOutput,
     prior: Prior | None = None,
-    image: Tensor | None = None,
+    images: Sequence[Tensor | None] = (None,),
 ) -> ImageOutput:
-    """Generate the images of ``request`` from ``guide``, and ``image`` if given."""
+    """Generate the images of ``request`` from ``guide``, and from ``images``, one for each or for all."""
     image_latents = [
         denoiser.invoke(
             DenoiseInput(
                 embeds=guide.embeds,
                 mask=guide.mask,
-                image=image,
+                image=images[place % len(images)],
                 width=request.width,
                 height=request.height,
                 steps=request.steps,
@@ -201,4 +245,4 @@ def _image_seed(request: DrawInput, place: int) -> int | None:
 
 
 #: Composite tasks that make images. A model gets the one that uses most of its components.
-PAINTERS: tuple[type[CompositeTask], ...] = (ImageEdit, ImageGeneration)
+PAINTERS: tuple[type[CompositeTask], ...] = (ImageEdit, ImageToImage, ImageGeneration)

@@ -37,13 +37,17 @@ class Encode(UnitTask[EncodeInput, EncodeOutput]):
 
 
 class FrameInput(TaskInput):
-    """First image of a video of ``width`` and ``height`` pixels."""
+    """First image of a video, or image to start from, of ``width`` and ``height`` pixels."""
 
     #: As ``EncodeInput.media``, an image.
     media: PlacedMedia
-    #: Pixels of the video.
+    #: Pixels; 0: those of the image, at most about a megapixel, for models that make images.
     width: int
     height: int
+    #: Frames of the video; 1 for an image.
+    frames: int = 1
+    #: Seed of the noise, as the denoiser's, for encoders that draw some; None: the invocation's.
+    seed: int | None = None
 
 
 class FrameOutput(TaskOutput):
@@ -52,7 +56,7 @@ class FrameOutput(TaskOutput):
 
 
 class EncodeFrame(UnitTask[FrameInput, FrameOutput]):
-    """An image to the first latent frame of a video. Raises as ``Encode``."""
+    """An image to the first latent frame of a video, or to latents to start from. Raises as ``Encode``."""
 
     kind: ClassVar[str] = "encode-frame"
     service: ClassVar[str] = "encoder"

@@ -132,5 +132,11 @@ class VideoGeneration(CompositeTask[VideoInput, VideoOutput]):
             return None
         if self.frame_encoder is None:
             raise BadRequest("this model cannot start a video with an image; leave it out", param="image")
-        frame_input = FrameInput(media=request.image, width=request.width, height=request.height)
+        frame_input = FrameInput(
+            media=request.image,
+            width=request.width,
+            height=request.height,
+            frames=request.frames,
+            seed=request.seed,
+        )
         return self.frame_encoder.invoke(frame_input, work=request.width * request.height // 1024).latents

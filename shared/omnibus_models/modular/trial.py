@@ -1,0 +1,177 @@
+"""Admission of pipelines in blocks: whether the components of a small copy give the images of the whole pipeline.
+
+Two requests run at the same time, step by step, so that state on a model would mix them.
+"""
+
+import json
+import logging
+import os
+import tempfile
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import msgspec
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+
+from omnibus import errors
+from omnibus.checkpoints.tensor_digests import cache_directory
+from omnibus_models.contract import Encoded, ImageSpec
+from omnibus_models.modular import blocks as modular_blocks
+from omnibus_models.modular.components import (
+    OUTPUTS,
+    ModularDecoder,
+    ModularDenoiser,
+    ModularImageEncoder,
+    ModularTextEncoder,
+    to_bytes,
+)
+from omnibus_models.tiny import _pipelines
+
+_log = logging.getLogger(__name__)
+_FORMAT = 1  # of stored results
+
+#: Prompts and seeds of the requests.
+REQUESTS = (("a red cat", 1), ("two green hills", 2))
+_NEGATIVE = "dark"
+#: Sizes to try, in pixels and frames: the first that the whole pipeline accepts.
+SIZES = ((32, 64, 9), (64, 96, 9), (128, 128, 17), (256, 256, 17))
+#: Steps to try with each size. Some pipelines accept only their default, for which 0 stands.
+STEPS = (4, 0)
+
+
+class PipelineVerdict(msgspec.Struct, frozen=True):
+    """Verdict on a class, for requests with a ``text`` alone and with an ``image``.
+
+    Each says why the components do not give the bits of the whole, and is "" if they do.
+    """
+
+    text: str
+    image: str
+
+
+def find_fault(cls: Any, checkpoint: Path, image: Image.Image | None = None) -> str:
+    """Return why the components of ``checkpoint`` do not give the bits of the whole pipeline ``cls``, or ""."""
+    try:
+        expected, size = _run_whole(cls, checkpoint, image)
+        given = _run_apart(cls, checkpoint, size, image)
+    except Exception as error:  # noqa: BLE001 whatever a library raises
+        [line, *_] = str(error).splitlines() or [""]
+        return f"{type(error).__name__}: {line[:200]}"
+    for one, other in zip(expected, given, strict=True):
+        if one.shape != other.shape or not np.array_equal(one, other):
+            return "the components give other pixels than the whole pipeline"
+    # Images that do not depend on the request would be equal as well.
+    return "the pixels do not depend on the request" if np.array_equal(given[0], given[1]) else ""
+
+
+def _run_whole(
+    cls: Any, checkpoint: Path, image: Image.Image | None
+) -> tuple[list[np.ndarray], tuple[int, int, int, int]]:
+    """Return the pixels of each request, and the first size and steps that the pipeline accepts."""
+    pipeline = modular_blocks.open_pipeline(cls, checkpoint)
+    part = modular_blocks.ModularPart(pipeline, checkpoint, list(pipeline.blocks.sub_blocks), "cpu", "float32")
+    if image is not None and "image" not in part.inputs:
+        raise ValueError("it takes no image")
+    steps_input = part.inputs.get("num_inference_steps")
+    usual = int(getattr(steps_input, "default", None) or STEPS[0])
+    first: Exception | None = None
+    for size in ((*size, steps or usual) for steps in STEPS for size in SIZES):
+        try:
+            return [_call_pipeline(part, prompt, seed, size, image) for prompt, seed in REQUESTS], size
+        except Exception as error:  # noqa: BLE001 whatever a library raises
+            first = first or error
+    raise first or ValueError("no size")
+
+
+def _call_pipeline(
+    part: Any, prompt: str, seed: int, size: tuple[int, int, int, int], image: Image.Image | None
+) -> np.ndarray:
+    width, height, frames, steps = size
+    values = {
+        "prompt": prompt,
+        "negative_prompt": _NEGATIVE,
+        "width": width,
+        "height": height,
+        "num_frames": frames,
+        "num_inference_steps": steps,
+        "generator": torch.Generator().manual_seed(seed),
+        "output_type": "np",
+        "frame_rate": 24.0,
+        "fps": 24.0,
+        **({} if image is None else {"image": image}),
+    }
+    state = part.copy_pipeline()(**{name: value for name, value in values.items() if name in part.inputs})
+    return to_bytes(next(value for name in OUTPUTS if (value := state.get(name)) is not None)[0])
+
+
+def _run_apart(
+    cls: Any, checkpoint: Path, size: tuple[int, int, int, int], image: Image.Image | None
+) -> list[np.ndarray]:
+    def load_part(kind: Any, component: str) -> Any:
+        pipeline = modular_blocks.open_pipeline(cls, checkpoint)
+        names = modular_blocks.split_blocks(pipeline.blocks)[component]
+        return kind(modular_blocks.ModularPart(pipeline, checkpoint, names, "cpu", "float32"))
+
+    text, denoiser = load_part(ModularTextEncoder, "text_encoder"), load_part(ModularDenoiser, "dit")
+    encoder, decoder = load_part(ModularImageEncoder, "vae_encoder"), load_part(ModularDecoder, "vae")
+    negative = _NEGATIVE if "negative_prompt" in text.inputs else ""
+    width, height, frames, steps = size
+    runs = []
+    for prompt, seed in REQUESTS:
+        spec = ImageSpec(width=width, height=height, steps=steps, seed=seed, frames=frames)
+        drawn = None if image is None else encoder.encode(encoder.pack_image(image, spec))
+        items = [] if drawn is None else [Encoded(drawn, {})]
+        [encoded] = text.encode([text.prepare_negative(prompt, negative, items)])
+        runs.append(denoiser.open(spec, [encoded.embeds], drawn))
+    while any(run.done < run.steps for run in runs):
+        denoiser.step([run for run in runs if run.done < run.steps])
+    return [decoder.decode(denoiser.latents(run)).numpy() for run in runs]
+
+
+def admit_pipeline(cls: Any) -> PipelineVerdict:
+    """Raise ``Fatal`` if the components of a small copy of ``cls`` never give the bits of the whole pipeline."""
+    verdict = find_verdict(cls)
+    if verdict.text and verdict.image:
+        raise errors.Fatal(f"{cls.__name__} of diffusers {diffusers.__version__} is not served: {verdict.text}")
+    return verdict
+
+
+def find_verdict(cls: Any) -> PipelineVerdict:
+    """Return how a small copy of ``cls`` runs in components. A trial's result is stored."""
+    versions = [_FORMAT, diffusers.__version__, transformers.__version__, torch.__version__]
+    name = blake2b(json.dumps([*versions, cls.__name__]).encode(), digest_size=16).hexdigest()
+    path = cache_directory() / "admission" / f"{cls.__name__}-{name}.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=PipelineVerdict)
+    except (OSError, msgspec.MsgspecError):
+        verdict = try_class(cls)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_bytes(msgspec.json.encode(verdict))
+        temporary.replace(path)
+    except OSError as error:
+        _log.warning("the result of a trial is not stored: %s", error)
+    return verdict
+
+
+def try_class(cls: Any) -> PipelineVerdict:
+    """Try a small copy of ``cls``."""
+    if cls.__name__ not in _pipelines.COPIES:
+        return PipelineVerdict(*["there is no small copy of it to try"] * 2)
+    # In the proportions of the first size, which some pipelines require.
+    pixels = np.random.default_rng(0).integers(0, 256, (160, 80, 3), np.uint8)
+    verbosity = diffusers.logging.get_verbosity()
+    diffusers.logging.set_verbosity(diffusers.logging.FATAL)  # sizes that a pipeline rejects are no news
+    try:
+        with tempfile.TemporaryDirectory() as directory:
+            checkpoint = Path(directory)
+            _pipelines.write_copy(cls, checkpoint)
+            return PipelineVerdict(find_fault(cls, checkpoint), find_fault(cls, checkpoint, Image.fromarray(pixels)))
+    finally:
+        diffusers.logging.set_verbosity(verbosity)
