@@ -12,10 +12,10 @@ import pytest
 
 
 class RunPart(NamedTuple):
-    """Part ``number`` (from 1) of ``count``."""
+    """Part ``number`` (from 1) of ``total``."""
 
     number: int
-    count: int
+    total: int
 
 
 def parse_part(text: str) -> RunPart:
@@ -29,7 +29,7 @@ def parse_part(text: str) -> RunPart:
 def choose_groups(part: RunPart, groups: Iterable[str]) -> set[str]:
     """Return the groups of ``part``: one entry of ``groups`` is one test, and parts have about as many tests each."""
     counts = Counter(groups)
-    sizes = [0] * part.count
+    sizes = [0] * part.total
     chosen = set()
     for name in sorted(counts, key=lambda name: (-counts[name], name)):
         smallest = sizes.index(min(sizes))
