@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from torch import nn
+
 from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _qwen, _weights, qwen3_vl
 from omnibus_models.tiny.qwen2_5_vl import NAMES, SPECIAL, TEMPLATE
@@ -10,7 +12,7 @@ torchvision_cpu.install_operators()
 
 
 def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = False) -> None:
-    """Write model, tokenizer and processor to ``directory``; all weights have one seed."""
+    """Write model, tokenizer and processor to ``directory``; ``llm_seed`` is only for the LLM."""
     from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration, Qwen3VLProcessor
 
     tokenizer = _chat_tokenizer.train_tokenizer(SPECIAL, NAMES, TEMPLATE)
@@ -19,7 +21,9 @@ def write(directory: Path, seed: int, llm_seed: int | None = None, wide: bool = 
     vision = {**qwen3_vl.vision_config(), "model_type": "qwen3_5_vision"}
     own = {name: value for name, value in fields.items() if name.endswith("_token_id")}
     model = Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision, **own)).eval()
-    _weights.redraw_weights(model, seed if llm_seed is None else llm_seed)
+    _weights.redraw_weights(model, seed)
+    if llm_seed is not None:
+        _weights.redraw_weights(nn.ModuleList([model.model.language_model, model.lm_head]), llm_seed)
     _weights.speak_words(model.lm_head.weight, tokenizer, stop_gain=3.0)
     _qwen.set_ends(model.generation_config, tokenizer)
     model.save_pretrained(directory)
