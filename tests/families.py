@@ -18,6 +18,7 @@ FROM = ("from text, or with an image", "from text", "from an image")
 BEGIN_PIPELINES, END_PIPELINES = "<!-- pipelines: python -m tests.cells -->\n", "<!-- end of pipelines -->\n"
 WAYS = ("batched", "batched, prompts whole", "one at a time", "one at a time, prompts whole")
 BEGIN_TYPES, END_TYPES = "<!-- language models: python -m tests.cells -->\n", "<!-- end of language models -->\n"
+BEGIN_MEDIA, END_MEDIA = "<!-- multimodal models: python -m tests.cells -->\n", "<!-- end of multimodal models -->\n"
 BEGIN, END = "<!-- families: python -m tests.cells -->\n", "<!-- end of families -->\n"
 
 
@@ -44,6 +45,11 @@ def format_language_models() -> str:
     return _format_outcomes(OUTCOMES, "types that transformers {} knows", "a request runs | types", WAYS)
 
 
+def format_multimodal_models() -> str:
+    """Lists of the types of multimodal models that transformers knows, by the media they take, in Markdown."""
+    return _format_outcomes(OUTCOMES / "multimodal", "types that transformers {} knows", "takes | types", ())
+
+
 def format_pipelines() -> str:
     """Lists of the pipelines that diffusers has in blocks, by what they generate from, in Markdown."""
     return _format_outcomes(PIPELINES, "pipelines that diffusers {} has in blocks", "it generates | pipelines", FROM)
@@ -63,6 +69,7 @@ def _format_outcomes(directory: Path, title: str, columns: str, ways: Iterable[s
 def write_language_models(path: Path) -> None:
     """Write the lists into ``path``."""
     _replace_block(path, BEGIN_TYPES, format_language_models(), END_TYPES)
+    _replace_block(path, BEGIN_MEDIA, format_multimodal_models(), END_MEDIA)
 
 
 def write_pipelines(path: Path) -> None:

@@ -4,9 +4,9 @@ Shapes as in ``contract``: ``B`` rows of a batch, ``T`` positions, ``S`` positio
 ("rows aside").
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -25,8 +25,30 @@ class Crossing:
     rows: Tensor | None = None  # [B, R, H]
 
 
+@dataclass(frozen=True)
+class PromptArguments:
+    """Arguments of a model's own layers for a prompt of ``length`` positions, besides their inputs and positions.
+
+    These are masks and tensors for single layers, by the names of the layers' arguments. One pass takes them all.
+    """
+
+    length: int
+    options: Mapping[str, Any]
+
+    answer_rows = None
+
+    @property
+    def spans(self) -> Sequence[tuple[int, int]]:
+        """See ``Attention``."""
+        return ((0, self.length),)
+
+    def mask(self, begin: int, end: int) -> "PromptArguments | None":
+        """See ``Attention``. Positions after the prompt attend causally."""
+        return self if begin == 0 else None
+
+
 #: None is plain causal; a tensor is bool [B, 1, T, S], True where a position may attend.
-Mask = Tensor | Crossing | None
+Mask = Tensor | Crossing | PromptArguments | None
 
 
 class Attention(Protocol):

@@ -69,9 +69,9 @@ def load_model(
     dtype: str = "float32",
     **options: Any,
 ) -> M:
-    """Load an instance of ``cls`` without the modules in ``drop``.
+    """Load an instance of ``cls`` without the modules and parameters in ``drop``.
 
-    It is in evaluation mode. ``drop`` has paths of modules; unknown ones are ignored. ``options`` are passed to
+    It is in evaluation mode. ``drop`` has their paths; unknown ones are ignored. ``options`` are passed to
     ``from_pretrained``. Raises ``Fatal`` with the names of missing weights, and if the checkpoint cannot be read. The
     latter includes a missing library for quantised weights. Without layers, no quantised weights are left, and that
     library is not needed.
@@ -133,7 +133,7 @@ def pruned_class(cls: type[M], drop: Sequence[str]) -> type[M]:
         def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
             super().__init__(config, *args, **kwargs)
             for path in drop:
-                _remove_module(self, path)
+                remove_part(self, path)
             _untie_weights(self, drop)
 
     # The loader looks up the renames of a checkpoint's keys by the name of the class.
@@ -145,14 +145,16 @@ def pruned_class(cls: type[M], drop: Sequence[str]) -> type[M]:
     return PrunedModel
 
 
-def _remove_module(module: nn.Module, path: str) -> None:
+def remove_part(module: nn.Module, path: str) -> None:
+    """Remove the submodule or the parameter at ``path`` from ``module``, if it has one."""
     parent, _, last = path.rpartition(".")
     try:
         owner = module.get_submodule(parent)
     except AttributeError:
         return
-    if last in owner._modules:
-        owner._modules[last] = None
+    for parts in (owner._modules, owner._parameters):
+        if last in parts:
+            parts[last] = None
 
 
 def _untie_weights(module: PreTrainedModel, drop: Sequence[str]) -> None:

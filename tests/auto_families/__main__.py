@@ -1,26 +1,29 @@
-"""``python -m tests.auto_families [--write] [TYPE ...]``: try language models and print a row for each."""
+"""``python -m tests.auto_families [--media] [--write] [TYPE ...]``: try language models and print a row for each.
+
+With ``--media``, these are models with encoders.
+"""
 
 import json
 import sys
 from collections import Counter
 
-from tests.auto_families import trials
+from tests.auto_families import media_trials, trials
 
 
 def main() -> None:
     arguments = sys.argv[1:]
-    writes = "--write" in arguments
-    chosen = [each for each in arguments if each != "--write"] or trials.list_types()
+    tried = media_trials if "--media" in arguments else trials
+    chosen = [each for each in arguments if not each.startswith("--")] or tried.list_types()
     ways: dict[str, str] = {}
     for model_type in chosen:
-        trial = trials.try_apart(model_type)
+        trial = trials.try_apart(model_type, tried.try_type)
         ways[model_type] = trial.way
         print(f"{model_type:28} {trial.cls:36} {trial.way:28} {trial.reason[:100]!r}", flush=True)
     for way, count in Counter(ways.values()).most_common():
         print(f"{count:4} {way}")
-    if writes:
-        path = trials.outcomes_path()
-        path.parent.mkdir(exist_ok=True)
+    if "--write" in arguments:
+        path = tried.outcomes_path()
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{json.dumps(ways, indent=1, sort_keys=True)}\n")
 
 

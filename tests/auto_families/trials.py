@@ -13,7 +13,7 @@ import transformers
 
 from omnibus_llm.engine import admission
 from omnibus_models import torchvision_cpu
-from omnibus_models.examine.miniature import shrink_config
+from omnibus_models.miniature import shrink_config
 
 torchvision_cpu.install_operators()
 
@@ -92,9 +92,9 @@ def try_type(model_type: str) -> Trial:
     return Trial(model_type, cls.__name__, way, reasons[-1] if reasons else "")
 
 
-def try_apart(model_type: str) -> Trial:
-    """Try ``model_type`` in a process with limits on time and memory."""
-    answer = run_limited(lambda: try_type(model_type))
+def try_apart(model_type: str, attempt: Callable[[str], Trial] = try_type) -> Trial:
+    """Try ``model_type`` with ``attempt``, in a process with limits on time and memory."""
+    answer = run_limited(lambda: attempt(model_type))
     return Trial(*answer) if answer else Trial(model_type, "", UNTRIED, "the trial took too long")
 
 

@@ -306,6 +306,7 @@ def _loadable_adapters(settings: ExecutorSettings) -> "AdapterLimits":
 _TRANSFORMERS_RUNNERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "vision": _make_encoder,
     "audio": _make_encoder,
+    "encoder": _make_encoder,
     "thinker": _make_thinker,
     "prefill": _make_prefill,
     "decode": _make_decode,

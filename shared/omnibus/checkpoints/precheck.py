@@ -10,6 +10,13 @@ from omnibus.errors import BadRequest
 
 _CONFIG_FILES = ("model_index.json", "modular_model_index.json", "config.json")
 _MAX_NAMED = 3
+_PROCESSOR_FILES = ("processor", "preprocessor", "video_preprocessor")
+#: Fields of these files, and files, that only processors of a modality have.
+_PROCESSOR_FIELDS = {
+    "image": frozenset({"image_processor", "image_processor_type", "image_mean"}),
+    "video": frozenset({"video_processor", "video_preprocessor"}),
+    "audio": frozenset({"feature_extractor", "feature_extractor_type", "audio_processor"}),
+}
 
 
 def require_usable(directory: Path, family: str, families: Collection[str]) -> None:
@@ -30,6 +37,21 @@ def read_model_type(directory: Path) -> str:
     """Return the ``model_type`` of a checkpoint, empty for a pipeline. Raises ``BadRequest`` without a
     configuration."""
     return str(_read_config(directory)[1].get("model_type") or "")
+
+
+def read_modalities(directory: Path) -> frozenset[str]:
+    """Return the modalities of the media that a checkpoint's processor takes, by its configuration files."""
+    files = {name: _read_json(directory / f"{name}_config.json") for name in _PROCESSOR_FILES}
+    # Parts have a file of their own, or are written into that of the whole processor.
+    fields = {name for config in files.values() for name in config} | {name for name in files if files[name]}
+    return frozenset(modality for modality, names in _PROCESSOR_FIELDS.items() if fields & names)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text())) if path.is_file() else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise BadRequest(f"{path} cannot be read: {error}") from error
 
 
 def require_whole(directory: Path) -> list[safetensors.TensorHeader]:

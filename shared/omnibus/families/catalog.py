@@ -166,7 +166,10 @@ def code_origin(family: str, checkpoint: str) -> str:
 
 def model_declaration(family: str, checkpoint: str) -> dict[str, Any]:
     """Return the usual declaration of a model, which the caller may change."""
-    return {"family": family, "checkpoint": checkpoint, **deepcopy(FAMILIES[family]), **deepcopy(DEPLOYMENTS[family])}
+    fields = deepcopy(FAMILIES[family])
+    if KNOWN[family].modalities_by_checkpoint:
+        del fields["encoders"]  # the planner reads them from the checkpoint
+    return {"family": family, "checkpoint": checkpoint, **fields, **deepcopy(DEPLOYMENTS[family])}
 
 
 def untrained_declaration(family: str, checkpoint: str) -> dict[str, Any]:
@@ -174,8 +177,8 @@ def untrained_declaration(family: str, checkpoint: str) -> dict[str, Any]:
 
     Its speech detector does not depend on a voice.
     """
-    detector = {"speech_detector": "energy"} if "audio" in FAMILIES[family]["encoders"] else {}
-    return {**model_declaration(family, checkpoint), **detector}
+    declaration = model_declaration(family, checkpoint)
+    return {**declaration, **({"speech_detector": "energy"} if "audio" in declaration.get("encoders", ()) else {})}
 
 
 def split_declaration(family: str, checkpoint: str, *paths: str) -> dict[str, Any]:

@@ -2,9 +2,9 @@
 
 A family called ``x`` is the row ``x`` of this table and the modules ``omnibus_models.families.x`` and
 ``omnibus_models.tiny.x``. Its name is the ``model_type`` of its checkpoints, or the class of their diffusers pipeline
-in snake case without ``Pipeline``. ``causal_lm`` is any other language model of transformers, ``sentence_encoder`` any
-text encoder, and ``cross_encoder`` any reranker. ``modular_image`` and ``modular_video`` are any other pipeline that
-diffusers has in blocks.
+in snake case without ``Pipeline``. ``causal_lm`` is any other language model of transformers, ``multimodal_lm`` any
+other one with encoders, ``sentence_encoder`` any text encoder, and ``cross_encoder`` any reranker. ``modular_image``
+and ``modular_video`` are any other pipeline that diffusers has in blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -105,6 +105,13 @@ KNOWN: dict[str, FamilyDeclaration] = {
     "modular_image": image_to_image("image pipelines of diffusers", "modular-image-tiny"),
     "modular_video": image_to_image(
         "video pipelines of diffusers", "modular-video-tiny", "decode-video", video_limits=video_limits.MODULAR
+    ),
+    "multimodal_lm": vision_language(
+        "multimodal language models of transformers",
+        "multimodal-lm-tiny",
+        *("image", "video", "audio"),
+        encoder="encoder",
+        modalities_by_checkpoint=True,
     ),
     "qwen2": language_model("Qwen2 and Qwen2.5", "qwen2-tiny"),
     "qwen2_5_omni": omni_model(

@@ -17,7 +17,8 @@ class FamilyDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     the kind of unit task of each component. ``options`` and ``paths`` are the usual deployment, and ``more`` are
     further options that can be declared. ``tiny`` is the name of the tiny model. ``weights`` has the prefixes of each
     component's tensor names, of which the longest match counts. Components that share tensors both list them. Families
-    that generate videos have ``video_limits``. ``audio_window_seconds`` is the window within which the family's audio
+    that generate videos have ``video_limits``. With ``modalities_by_checkpoint``, the processor of a checkpoint decides
+    which of the ``encoders`` its model has. ``audio_window_seconds`` is the window within which the family's audio
     encoder attends, so that audio can be streamed to it. With 0 it attends to the whole audio.
     """
 
@@ -35,6 +36,7 @@ class FamilyDeclaration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     engine: str = ""
     video_limits: VideoLimits | None = None
     audio_window_seconds: float = 0.0
+    modalities_by_checkpoint: bool = False
 
 
 def language_model(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
@@ -76,17 +78,17 @@ def text_reranker(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
     )
 
 
-def vision_language(title: str, tiny: str, *modalities: str, **more: Any) -> FamilyDeclaration:
-    """One encoder of ``modalities`` and a language model."""
+def vision_language(title: str, tiny: str, *modalities: str, encoder: str = "vision", **more: Any) -> FamilyDeclaration:
+    """One ``encoder`` of ``modalities`` and a language model."""
     return FamilyDeclaration(
         title=title,
-        components=["vision", "thinker"],
-        encoders=dict.fromkeys(modalities, "vision"),
-        tasks={"vision": "encode", "thinker": "think"},
+        components=[encoder, "thinker"],
+        encoders=dict.fromkeys(modalities, encoder),
+        tasks={encoder: "encode", "thinker": "think"},
         options={
-            "E": _deployment_option("encoder", "vision"),
+            "E": _deployment_option("encoder", encoder),
             "L": _deployment_option("llm", "thinker"),
-            "EL": _deployment_option("llm", "vision", "thinker"),
+            "EL": _deployment_option("llm", encoder, "thinker"),
         },
         # The last path has no share: it serves apps that request it, and requests while L is unavailable.
         paths=[

@@ -4,7 +4,7 @@ import importlib
 import json
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +37,18 @@ def family_of(checkpoint: Path) -> ModelFamily:
 
     It is the ``model_type`` in config.json, or the class in model_index.json. A pipeline without a family of its own,
     which diffusers has in blocks, is of ``modular_image`` or ``modular_video``. A language model of transformers
-    without a family of its own is of the family ``causal_lm``. Embedders and rerankers are of ``sentence_encoder`` and
-    ``cross_encoder``. Raises ``NotFound`` if no configuration can be read, or the architecture is unknown.
+    without a family of its own is of the family ``causal_lm``, or of ``multimodal_lm`` if it has encoders. Embedders
+    and rerankers are of ``sentence_encoder`` and ``cross_encoder``. Raises ``NotFound`` if no configuration can be
+    read, or the architecture is unknown.
     """
     for index in (Path(checkpoint) / "model_index.json", Path(checkpoint) / "modular_model_index.json"):
         if index.exists():
             return _pipeline_family(_read_config(index))
     config = _read_config(Path(checkpoint) / "config.json")
     name = _retrieval_family(Path(checkpoint), config) or str(config.get("model_type", ""))
-    return load_family("causal_lm" if name not in {*NAMES, *ABSENT} and _is_language_model(name, config) else name)
+    if name not in {*NAMES, *ABSENT}:
+        name = _generic_family(name, config) or name
+    return load_family(name)
 
 
 def _pipeline_family(index: Mapping[str, Any]) -> ModelFamily:
@@ -60,14 +63,21 @@ def _pipeline_family(index: Mapping[str, Any]) -> ModelFamily:
     return load_family(name if cls is None else modular_blocks.output_family(cls))
 
 
-def _is_language_model(name: str, config: Mapping[str, Any]) -> bool:
-    """Return whether transformers loads ``config`` of type ``name`` as a language model without an encoder."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+def _generic_family(name: str, config: Mapping[str, Any]) -> str:
+    """Return the family of language models of the type ``name`` with or without encoders, or ""."""
+    from transformers.models.auto import modeling_auto as auto
 
-    known = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(name, ())
+    if _is_class_of(config, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(name, ()), but="ForConditionalGeneration"):
+        return "causal_lm"
+    known = auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(name, ())
+    return "multimodal_lm" if _is_class_of(config, known) else ""
+
+
+def _is_class_of(config: Mapping[str, Any], known: str | Sequence[str], but: str = " ") -> bool:
+    """Return whether the class of ``config`` is among the ``known`` ones, and does not end with ``but``."""
     classes = (known,) if isinstance(known, str) else known
     [architecture, *_] = config.get("architectures") or [*classes, ""]
-    return architecture in classes and not architecture.endswith("ForConditionalGeneration")
+    return architecture in classes and not architecture.endswith(but)
 
 
 def _retrieval_family(checkpoint: Path, config: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ scales and soft caps. A class is served only after a tiny copy of it has given e
 import copy
 import inspect
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,11 @@ from transformers.cache_utils import (
     LinearAttentionAndSlidingWindowAttentionLayer,
     LinearAttentionCacheLayerMixin,
 )
+from transformers.modeling_outputs import BaseModelOutput
 
 from omnibus import errors
 from omnibus_models import loading
+from omnibus_models.attention import PromptArguments
 from omnibus_models.families import _row_masks
 from omnibus_models.families._language_decoder import LanguageDecoder
 from omnibus_models.families._text_only import TextFamily, TextThinker
@@ -59,17 +62,31 @@ class OwnDecoder(LanguageDecoder):
         rows = super().embed(ids)
         return rows if self._layer_table is None else torch.cat([rows, self._layer_table(ids)], dim=-1)
 
+    def add_layer_rows(self, rows: Tensor, options: dict[str, Any]) -> Tensor:
+        """Return ``rows`` [B, T, H] as ``embed`` does, with the embeddings for each layer taken from ``options``."""
+        if self._layer_table is None:
+            return rows
+        return torch.cat([rows, options.pop("per_layer_inputs").flatten(2)], dim=-1)
+
     @torch.no_grad()
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
-        """See ``contract.Decoder``. The model computes the ``mask`` of each of its layers itself."""
+        """See ``contract.Decoder``. The model computes the ``mask`` of each of its layers itself, unless it is
+        ``PromptArguments``."""
         options: dict[str, Any] = {self._cache_name: cache}
+        if isinstance(mask, PromptArguments):
+            if inputs.shape[1] > mask.length:  # an earlier attempt's tokens follow the prompt
+                prompt, answer = inputs.tensor_split([mask.length], 1)
+                before, after = positions.tensor_split([mask.length], 2)
+                hidden = self.forward(prompt, before, cache, mask)
+                return torch.cat([hidden, self.forward(answer, after, cache, None)], dim=1)
+            options |= mask.options
         if self._takes_positions:
-            options["position_ids"] = positions[0]
+            options["position_ids"] = positions if len(positions) > 1 else positions[0]
         if self._layer_table is not None:
             inputs, layer_rows = inputs[..., : self.width], inputs[..., self.width :]
             options["per_layer_inputs"] = layer_rows.unflatten(-1, (self.layers, -1))
-        hidden: Tensor = self.backbone(inputs_embeds=inputs, use_cache=cache is not None, **options)[0]
-        return hidden
+        rows: Tensor = self.backbone(inputs_embeds=inputs, use_cache=cache is not None, **options)[0]
+        return rows
 
 
 def _full_layer(layer: Any) -> Any:
@@ -97,22 +114,34 @@ def find_backbone(module: Any) -> Any:
 class OwnHead:
     """Logits as the model's own ``forward`` computes them from hidden rows: with scales, biases and soft caps.
 
-    Raises ``Fatal`` if the decoder is not a part of the model that can be replaced.
+    ``by_ids`` calls it with tokens: a model with encoders may look for placeholders among rows. Raises ``Fatal`` if the
+    decoder is not a part of the model that can be replaced.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, by_ids: bool = False) -> None:
         decoder = find_backbone(module)
-        path = next((name for name, child in module.named_modules() if child is decoder), "")
-        if not path:
-            raise errors.Fatal(f"{type(module).__name__} has no decoder apart from its head; it cannot be served")
         self._given = _GivenRows(decoder)
-        self._model = _with_module(module, path.split("."), self._given)
+        self._model = replace_part(module, decoder, self._given)
+        self._by_ids = by_ids
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Return logits [B, V] of ``hidden`` [B, H']."""
-        self._given.rows = hidden[:, None]
-        logits: Tensor = self._model(inputs_embeds=hidden[:, None], use_cache=False).logits
+        rows = self._given.rows = hidden[:, None]
+        tokens = rows.new_zeros(rows.shape[:2], dtype=torch.long)
+        inputs = {"input_ids": tokens} if self._by_ids else {"inputs_embeds": rows}
+        logits: Tensor = self._model(**inputs, use_cache=False).logits
         return logits[:, -1]
+
+
+def replace_part(module: Any, part: Any, other: nn.Module) -> Any:
+    """Return a second object of ``module`` that shares all its submodules but ``part``, which is ``other``.
+
+    Raises ``Fatal`` if ``part`` is not a submodule.
+    """
+    path = next((name for name, child in module.named_modules() if child is part), "")
+    if not path:
+        raise errors.Fatal(f"{type(module).__name__} has no decoder apart from its head; it cannot be served")
+    return _with_module(module, path.split("."), other)
 
 
 def _with_module(module: nn.Module, path: Sequence[str], other: nn.Module) -> nn.Module:
@@ -139,18 +168,16 @@ class _GivenRows(nn.Module):
         return getattr(self.__dict__["decoder"], name)
 
     def forward(self, *_: Any, **__: Any) -> "_DecoderOutput":
-        return _DecoderOutput((self.rows,))
+        return _DecoderOutput(self.rows)
 
 
-class _DecoderOutput(tuple[Tensor]):
+@dataclass
+class _DecoderOutput(BaseModelOutput):
     """The output of a decoder, without anything but its last rows."""
 
-    @property
-    def last_hidden_state(self) -> Tensor:
-        return self[0]
-
     def __getattr__(self, name: str) -> None:
-        return None
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 class CausalFamily(TextFamily):

@@ -25,6 +25,19 @@ def test_a_language_model_without_code_is_of_the_general_family(tmp_path: Path, 
     assert family_of(write_config(tmp_path, model_type=model_type, **more)).name == "causal_lm"
 
 
+@pytest.mark.parametrize(
+    ("model_type", "more"),
+    [
+        ("aya_vision", {}),
+        ("glmasr", {}),
+        ("gemma4", {"architectures": ["Gemma4ForConditionalGeneration"]}),  # listed with the language models as well
+        ("qwen3_5", {"architectures": ["Qwen3_5ForConditionalGeneration"]}),
+    ],
+)
+def test_a_model_with_encoders_is_of_the_multimodal_family(tmp_path: Path, model_type: str, more: dict[str, Any]):
+    assert family_of(write_config(tmp_path, model_type=model_type, **more)).name == "multimodal_lm"
+
+
 def test_a_family_of_its_own_takes_precedence(tmp_path: Path):
     assert family_of(write_config(tmp_path, model_type="qwen3", architectures=["Qwen3ForCausalLM"])).name == "qwen3"
 
@@ -32,7 +45,7 @@ def test_a_family_of_its_own_takes_precedence(tmp_path: Path):
 @pytest.mark.parametrize(
     ("model_type", "architecture"),
     [
-        ("gemma4", "Gemma4ForConditionalGeneration"),  # transformers lists it with the language models
+        ("gemma4", "Gemma4ForTokenClassification"),
         ("llama", "LlamaForTokenClassification"),
         ("unknown_type", "UnknownForCausalLM"),
     ],

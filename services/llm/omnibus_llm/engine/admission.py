@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import torch
@@ -24,9 +24,8 @@ from omnibus_llm.engine.sampler import Picker
 from omnibus_llm.engine.sequence import DecoderSequence
 from omnibus_llm.engine.step import Steps
 from omnibus_models.contract import PrefillInputs, TokenSamplingParams
-from omnibus_models.examine.miniature import VOCABULARY, redraw_weights, shrink_config
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
-from omnibus_models.loading import find_attention
+from omnibus_models.miniature import VOCABULARY, build_copy, shrink_config
 
 _log = logging.getLogger(__name__)
 
@@ -35,8 +34,7 @@ TOLERANCE = 1e-4
 PROMPTS = (11, 7)  # tokens, more than the windows of the copy
 SHARE = 3  # tokens between two decode steps, of prompts that are computed in shares
 ANSWER = 6  # tokens
-_MAX_PARAMETERS = 100_000_000
-_FORMAT = 1  # of stored verdicts
+_FORMAT = 2  # of stored verdicts
 
 
 class Mode(NamedTuple):
@@ -75,14 +73,14 @@ def find_verdict(cls: Any, config: Any) -> TrialVerdict:
     """Return the verdict on the class ``cls`` with ``config``: a stored one, or that of a trial."""
     try:
         small = shrink_config(config)
-        path = _verdict_path(cls, small)
+        path = verdict_path(cls, small)
     except Exception as error:  # noqa: BLE001 whatever a stranger's configuration makes a library raise
         return _unproved(error)
     try:
         return msgspec.json.decode(path.read_bytes(), type=TrialVerdict)
     except (OSError, msgspec.MsgspecError):
         verdict = try_class(cls, small)
-        _store_verdict(path, verdict)
+        store_verdict(path, verdict)
         return verdict
 
 
@@ -94,30 +92,52 @@ def try_class(cls: Any, config: Any) -> TrialVerdict:
         expected = [generate_logits(module, prompt) for prompt in prompts]
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return _unproved(error)
+    return find_mode(TextTrial(module, prompts, expected))
+
+
+class EngineTrial(Protocol):
+    """Prompts and the logits that the library's ``generate`` gives for each, [ANSWER, V]."""
+
+    @property
+    def expected(self) -> Sequence[Tensor]:
+        """The logits."""
+
+    def make_decoder(self) -> OwnDecoder:
+        """Return the model as an engine runs it."""
+
+    def make_prefills(self, decoder: OwnDecoder) -> list[PrefillInputs]:
+        """Return the inputs of the prompts."""
+
+    def make_control(self, decoder: OwnDecoder) -> list[PrefillInputs]:
+        """Return inputs of which the first must have other logits than the first prompt."""
+
+
+class TextTrial(NamedTuple):
+    """See ``EngineTrial``: ``prompts`` are tokens [T]."""
+
+    module: Any
+    prompts: Sequence[Tensor]
+    expected: Sequence[Tensor]
+
+    def make_decoder(self) -> OwnDecoder:
+        return OwnDecoder(self.module, find_backbone(self.module), OwnHead(self.module), ())
+
+    def make_prefills(self, decoder: OwnDecoder) -> list[PrefillInputs]:
+        return [make_prefill(decoder, prompt) for prompt in self.prompts]
+
+    def make_control(self, decoder: OwnDecoder) -> list[PrefillInputs]:
+        return self.make_prefills(decoder)[::-1]
+
+
+def find_mode(trial: EngineTrial) -> TrialVerdict:
+    """Return the best mode in which the engine gives the expected logits of ``trial``."""
     reasons: dict[str, str] = {}
     for mode in MODES:
-        fault = _find_fault(module, mode, prompts, expected)
+        fault = _find_fault(trial, mode)
         if not fault:
             return TrialVerdict(mode, reasons)
         reasons[_describe_mode(mode)] = fault
     return TrialVerdict(None, reasons)
-
-
-def build_copy(cls: Any, config: Any) -> Any:
-    """Return a random float32 model of ``cls``, whose ``generate`` does not end early.
-
-    Raises ``ValueError`` if it would be large.
-    """
-    config._attn_implementation = find_attention(cls)
-    with torch.device("meta"):
-        parameters = sum(weights.numel() for weights in cls(config).parameters())
-    if parameters > _MAX_PARAMETERS:
-        raise ValueError(f"a copy has {parameters} parameters")
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
-        module = cls(config).float().eval().requires_grad_(False)
-    redraw_weights(module)
-    module.generation_config = transformers.GenerationConfig(pad_token_id=0)
-    return module
 
 
 def generate_logits(module: Any, prompt: Tensor) -> Tensor:
@@ -133,14 +153,15 @@ def generate_logits(module: Any, prompt: Tensor) -> Tensor:
     return torch.cat(answer.logits).float()
 
 
-def engine_logits(decoder: OwnDecoder, prompts: Sequence[Tensor]) -> list[Tensor]:
-    """Return the logits [ANSWER, V] of the engine's greedy answer to each of ``prompts``, decoded together."""
+def engine_logits(decoder: OwnDecoder, prefills: Sequence[PrefillInputs]) -> list[Tensor]:
+    """Return the logits [ANSWER, V] of the engine's greedy answer to each of ``prefills``, decoded together."""
     recorder = _Recorder(decoder)
-    steps = Steps(recorder, TokenFeed(decoder), len(prompts), max(PROMPTS) + ANSWER)
-    sequences = [make_sequence(decoder, prompt) for prompt in prompts]
+    longest = max(len(prefill.inputs) for prefill in prefills)
+    steps = Steps(recorder, TokenFeed(decoder), len(prefills), longest + ANSWER)
+    sequences = [make_sequence(prefill) for prefill in prefills]
     rows: list[list[Tensor]] = []
     for sequence in sequences:
-        share = SHARE if decoder.splits_prompts else sequence.length
+        share = SHARE if decoder.splits_prompts and not sequence.spans else sequence.length
         while not sequence.is_prefilled:
             _raise_errors(steps.prefill([(sequence, min(share, sequence.length - sequence.done))]))
         rows.append([recorder.taken[-1][0]])
@@ -151,13 +172,14 @@ def engine_logits(decoder: OwnDecoder, prompts: Sequence[Tensor]) -> list[Tensor
     return [torch.stack(row) for row in rows]
 
 
-def _find_fault(module: Any, mode: Mode, prompts: Sequence[Tensor], expected: Sequence[Tensor]) -> str:
-    """Return why the engine does not give the ``expected`` logits in ``mode``, or ""."""
+def _find_fault(trial: EngineTrial, mode: Mode) -> str:
+    """Return why the engine does not give the expected logits in ``mode``, or ""."""
+    expected = trial.expected
     try:
-        decoder = OwnDecoder(module, find_backbone(module), OwnHead(module), ())
+        decoder = trial.make_decoder()
         decoder.batches, decoder.splits_prompts = mode
-        given = engine_logits(decoder, prompts)
-        swapped = engine_logits(decoder, prompts[::-1])[0]
+        given = engine_logits(decoder, trial.make_prefills(decoder))
+        changed = engine_logits(decoder, trial.make_control(decoder))[0]
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
     scale = max(1.0, *(float(each.abs().max()) for each in expected))
@@ -165,7 +187,7 @@ def _find_fault(module: Any, mode: Mode, prompts: Sequence[Tensor], expected: Se
     if not difference <= TOLERANCE * scale:
         return f"logits differ by {difference:.2g}"
     # Logits that do not depend on the prompt would be equal as well.
-    return "" if float((swapped - given[0]).abs().max()) > 10 * TOLERANCE else "logits do not depend on the prompt"
+    return "" if float((changed - given[0]).abs().max()) > 10 * TOLERANCE else "logits do not depend on the prompt"
 
 
 class _Recorder:
@@ -210,12 +232,16 @@ class TokenFeed:
         return sides
 
 
-def make_sequence(decoder: OwnDecoder, prompt: Tensor) -> DecoderSequence:
-    """Return a sequence of ``prompt`` [T] with a greedy answer."""
-    positions, media = torch.arange(len(prompt))[None], torch.zeros(len(prompt), dtype=torch.bool)
-    prefill = PrefillInputs(decoder.embed(prompt), positions, 0, media)
+def make_sequence(prefill: PrefillInputs) -> DecoderSequence:
+    """Return a sequence of a prompt with a greedy answer."""
     picker = Picker(TokenSamplingParams(max_tokens=ANSWER, temperature=0.0), 0)
     return DecoderSequence(prefill, picker, ANSWER, frozenset())
+
+
+def make_prefill(decoder: OwnDecoder, prompt: Tensor) -> PrefillInputs:
+    """Return the inputs of the tokens ``prompt`` [T]."""
+    positions, media = torch.arange(len(prompt))[None], torch.zeros(len(prompt), dtype=torch.bool)
+    return PrefillInputs(decoder.embed(prompt), positions, 0, media)
 
 
 def _make_prompt(length: int) -> Tensor:
@@ -240,13 +266,14 @@ def _unproved(error: Exception) -> TrialVerdict:
 # Stored verdicts
 
 
-def _verdict_path(cls: Any, small: Any) -> Path:
+def verdict_path(cls: Any, config: Any, more: str = "") -> Path:
+    """Return the file of the verdict on ``cls`` with ``config``. ``more`` describes what else a trial depends on."""
     versions = [_FORMAT, transformers.__version__, torch.__version__]
-    key = json.dumps([*versions, cls.__name__, small.to_dict()], sort_keys=True, default=str)
+    key = json.dumps([*versions, cls.__name__, config.to_dict(), more], sort_keys=True, default=str)
     return cache_directory() / "admission" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
 
 
-def _store_verdict(path: Path, verdict: TrialVerdict) -> None:
+def store_verdict(path: Path, verdict: Any) -> None:
     """Store ``verdict``, if the directory can be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,7 @@ from omnibus_llm.engine.decoder import HostedDecoder
 from omnibus_llm.engine.engine import EngineLimits
 from omnibus_llm.engine.grammar import Grammars, GrammarState
 from omnibus_llm.engine.kept_prompts import KeptPrompts
+from omnibus_llm.engine.media_admission import admit_thinker
 from omnibus_llm.engine.params import (
     MAX_TRUNCATED_CONTEXTS,
     TextGenerationParams,
@@ -42,6 +43,7 @@ from omnibus_models.adapters import attach_adapters, replace_adapter
 from omnibus_models.contract import Encoded, PrefillInputs, Thinker, TokenizedPrompt
 from omnibus_models.device_copy import copy_to_device
 from omnibus_models.families.causal_lm import OwnDecoder
+from omnibus_models.families.multimodal_lm import OwnThinker
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,9 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
             await super().close()
 
     async def _set_up(self) -> None:
-        if isinstance(self.thinker, OwnDecoder):
+        if isinstance(self.thinker, OwnThinker):
+            await self._compute(admit_thinker, self.thinker)
+        elif isinstance(self.thinker, OwnDecoder):
             await self._compute(admit_decoder, self.thinker)
         if self._adapters or self._loadable.root:
             await self._compute(attach_adapters, self.thinker, self._adapters, self._loadable.slots)

@@ -1,14 +1,17 @@
 """One declared model: completed from its family, and checked alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any, TypeVar
 
 import msgspec
 
 from omnibus.bus.subjects import subject_token, task_name
-from omnibus.errors import BadRequest
+from omnibus.checkpoints import find_checkpoint
+from omnibus.checkpoints.precheck import read_modalities
+from omnibus.errors import BadRequest, OmnibusError
 from omnibus.families import catalog
+from omnibus.families.specs import KNOWN
 from omnibus.plan import LANGUAGE_COMPONENTS, DeploymentOption, ImageDefaults, ModelPlan, Path, SamplingDefaults
 from omnibus_planner.declared import planned_spec
 
@@ -64,6 +67,20 @@ class DeclaredModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sampling_defaults: SamplingDefaults = SamplingDefaults()
 
 
+def find_encoders(family: str, checkpoint: str, encoders: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the part of a family's ``encoders``, by modality, that its model with ``checkpoint`` has.
+
+    If the checkpoint decides but is not on this machine, these are all.
+    """
+    if family not in KNOWN or not KNOWN[family].modalities_by_checkpoint:
+        return encoders
+    try:
+        modalities = read_modalities(find_checkpoint(checkpoint))
+    except OmnibusError:
+        return encoders
+    return {modality: part for modality, part in encoders.items() if modality in modalities}
+
+
 class Model:
     """A declared model, completed from its family and checked alone."""
 
@@ -77,8 +94,9 @@ class Model:
         self.declared = declaration
         self.components = _value_or(declaration.components, tuple(family["components"]))
         component_names = set(self.components)
+        encoders = find_encoders(declaration.family, declaration.checkpoint, family["encoders"])
         self.encoders = _value_or(
-            declaration.encoders, {key: part for key, part in family["encoders"].items() if part in component_names}
+            declaration.encoders, {key: part for key, part in encoders.items() if part in component_names}
         )
         self.kinds = {
             **{part: kind for part, kind in family["tasks"].items() if part in component_names},

@@ -12,8 +12,8 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 from omnibus.errors import Fatal
 from omnibus_llm.engine import admission
 from omnibus_llm.engine.admission import ANSWER, MODES, Mode, TrialVerdict
-from omnibus_models.examine.miniature import WINDOW, shrink_config
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
+from omnibus_models.miniature import WINDOW, shrink_config
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def test_each_mode_gives_the_librarys_logits_beyond_a_window(mode: Mode):
     decoder.batches, decoder.splits_prompts = mode
     prompts = [make_prompt(3 * WINDOW, 1), make_prompt(2 * WINDOW - 1, 2), make_prompt(2, 3)]
 
-    given = admission.engine_logits(decoder, prompts)
+    given = admission.engine_logits(decoder, [admission.make_prefill(decoder, each) for each in prompts])
 
     for prompt, logits in zip(prompts, given, strict=True):
         expected = admission.generate_logits(decoder.module, prompt)
@@ -66,7 +66,7 @@ def test_logits_without_the_soft_cap_would_be_found():
     expected = admission.generate_logits(decoder.module, prompt)
     decoder._head = decoder.module.lm_head
 
-    [given] = admission.engine_logits(decoder, [prompt])
+    [given] = admission.engine_logits(decoder, [admission.make_prefill(decoder, prompt)])
 
     assert float((given - expected).abs().max()) > 1e-2
 

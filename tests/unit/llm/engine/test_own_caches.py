@@ -13,8 +13,8 @@ from omnibus_llm.engine.prompt_group import FilledPrompt
 from omnibus_llm.engine.separate_caches import SeparateCaches
 from omnibus_llm.engine.state_cache import StateCache
 from omnibus_llm.engine.step import Steps
-from omnibus_models.examine.miniature import shrink_config
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead
+from omnibus_models.miniature import shrink_config
 
 CONTEXT = 64
 
@@ -39,7 +39,8 @@ def start_sequences(decoder: OwnDecoder, lengths: list[int]) -> tuple[Steps[Any]
     """Return an engine's steps with one prefilled sequence of each length."""
     steps: Steps[Any] = Steps(decoder, admission.TokenFeed(decoder), len(lengths), CONTEXT)
     sequences = [
-        admission.make_sequence(decoder, torch.arange(5, 5 + length)[torch.randperm(length)]) for length in lengths
+        admission.make_sequence(admission.make_prefill(decoder, torch.arange(5, 5 + length)[torch.randperm(length)]))
+        for length in lengths
     ]
     steps.prefill([(sequence, sequence.length) for sequence in sequences])
     return steps, sequences
@@ -101,7 +102,7 @@ def test_sequences_that_share_a_prompt_do_not_share_its_states(decoder: OwnDecod
     steps: Steps[Any] = Steps(decoder, admission.TokenFeed(decoder), 2, CONTEXT)
     steps.warm_up(decodes=True)
     prompt = torch.arange(5, 12)
-    filled, first, second = (admission.make_sequence(decoder, prompt) for _ in range(3))
+    filled, first, second = (admission.make_sequence(admission.make_prefill(decoder, prompt)) for _ in range(3))
     cache = decoder.new_cache()
     hidden = decoder.forward(filled.inputs[None], filled.positions[:, None], cache, None)[:, -1]
     for sequence in (first, second):

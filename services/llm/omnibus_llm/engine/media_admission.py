@@ -1,0 +1,167 @@
+"""Admission of models with encoders, without code for their class: whether they come apart, found by trying.
+
+A small random copy answers prompts with media whole, by the library's ``generate`` on the processor's own inputs, and
+apart: its encoders without the language model, and its language model in the engine without the encoders. Their logits
+are compared, in batches of prompts of different lengths, with two media in one of them.
+"""
+
+import copy
+import inspect
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import torch
+import transformers
+from torch import Tensor
+
+from omnibus.errors import Fatal
+from omnibus_llm.engine.admission import ANSWER, TrialVerdict, find_mode, store_verdict, verdict_path
+from omnibus_models.contract import Encoded, PrefillInputs
+from omnibus_models.families._item_processor import MEDIUM, ItemProcessor, sample_items
+from omnibus_models.families._media_parts import find_class, split_copy
+from omnibus_models.families._own_encoder import OwnEncoder
+from omnibus_models.families._own_prompt import OwnPrompts
+from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
+from omnibus_models.families.multimodal_lm import OwnThinker
+from omnibus_models.loading import remove_part
+from omnibus_models.miniature import SmallTokens, build_copy, shrink_parts
+
+_log = logging.getLogger(__name__)
+
+#: Prompts of a trial.
+_PROMPTS = (f"a red {MEDIUM} hill {MEDIUM} dog", f"{MEDIUM} the cat sleeps on")
+_SINGLE_PROMPTS = (f"a red {MEDIUM} hill", f"{MEDIUM} the cat sleeps on")
+
+
+def admit_thinker(thinker: OwnThinker) -> None:
+    """Set the mode in which ``thinker`` runs. Raises ``Fatal`` if no modality gives its own logits."""
+    cls, config = find_class(thinker.checkpoint)
+    verdicts = find_media_verdicts(cls, config, thinker.processor)
+    modes = [verdict.mode for verdict in verdicts.values() if verdict.mode is not None]
+    reasons = {name: "; ".join(verdict.reasons.values()) for name, verdict in verdicts.items() if verdict.reasons}
+    if not modes:
+        raise Fatal(
+            f"{cls.__name__} of transformers {transformers.__version__} cannot be served in parts: "
+            f"{reasons or 'it has no encoder'}"
+        )
+    thinker.batches, thinker.splits_prompts = (all(values) for values in zip(*modes, strict=True))
+    if reasons:
+        _log.info("%s runs in mode %s: %s", cls.__name__, modes, reasons)
+
+
+def find_media_verdicts(cls: Any, config: Any, processor: ItemProcessor) -> dict[str, TrialVerdict]:
+    """Return the verdicts of ``try_parts``: stored ones, or those of a trial."""
+    try:
+        path = verdict_path(cls, config, str(processor.processor))
+    except Exception as error:  # noqa: BLE001 whatever a stranger's configuration makes a library raise
+        return {"": _refused(error)}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, TrialVerdict])
+    except (OSError, msgspec.MsgspecError):
+        verdicts = try_parts(cls, config, processor)
+        store_verdict(path, verdicts)
+        return verdicts
+
+
+class MediaTrial:
+    """See ``admission.EngineTrial``: prompts with media of one ``modality`` for ``module``, the whole model."""
+
+    def __init__(self, module: Any, processor: ItemProcessor, modality: str) -> None:
+        self._processor = processor
+        self._modality = modality
+        parts = split_copy(module, processor)
+        if modality in parts.faults:
+            raise ValueError(parts.faults[modality])
+        encoder = OwnEncoder(_remove_parts(module, parts.language), processor)
+        self._language = _remove_parts(module, parts.encoders)
+        try:
+            self._set_prompts(module, encoder, _PROMPTS)
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:  # some take one medium for each prompt
+            _log.info("%s is tried with one %s for each prompt: %s", type(module).__name__, modality, error)
+            self._set_prompts(module, encoder, _SINGLE_PROMPTS)
+
+    def _set_prompts(self, module: Any, encoder: OwnEncoder, prompts: Sequence[str]) -> None:
+        items = list(sample_items(self._modality))
+        self._prompts = [
+            (self._processor.write_prompt(text, self._modality), items[: text.count(MEDIUM)][::-1]) for text in prompts
+        ]
+        self._media = [
+            encoder.encode([self._processor.process_item(item, self._modality) for item in chosen])
+            for _, chosen in self._prompts
+        ]
+        self.expected = [self._generate(module, text, chosen) for text, chosen in self._prompts]
+
+    def make_decoder(self) -> OwnDecoder:
+        return OwnDecoder(self._language, find_backbone(self._language), OwnHead(self._language, by_ids=True), ())
+
+    def make_prefills(self, decoder: OwnDecoder) -> list[PrefillInputs]:
+        prompts = OwnPrompts(decoder, self._processor)
+        return [
+            self._assemble(prompts, text, media) for (text, _), media in zip(self._prompts, self._media, strict=True)
+        ]
+
+    def make_control(self, decoder: OwnDecoder) -> list[PrefillInputs]:
+        """Return the prompts with other rows of the same shapes."""
+        prompts = OwnPrompts(decoder, self._processor)
+        changed = [[Encoded(-item.embeds.flip(0), item.meta) for item in media] for media in self._media]
+        return [self._assemble(prompts, text, media) for (text, _), media in zip(self._prompts, changed, strict=True)]
+
+    def _assemble(self, prompts: OwnPrompts, text: str, media: Sequence[Encoded]) -> PrefillInputs:
+        tokens, starts = self._processor.expand_prompt(text, media)
+        return prompts.assemble_prefill(tokens, starts, media, torch.zeros(len(tokens), dtype=torch.bool))
+
+    def _generate(self, module: Any, text: str, items: Sequence[Any]) -> Tensor:
+        """Return the logits [ANSWER, V] of the library's greedy answer.
+
+        Raises ``ValueError`` if the processor expands the prompt in another way than item by item.
+        """
+        inputs = self._processor.call_processor(text, {self._modality: items})
+        media = self._media[[each for each, _ in self._prompts].index(text)]
+        if inputs["input_ids"][0].tolist() != self._processor.expand_prompt(text, media)[0]:
+            raise ValueError("its processor does not expand a prompt item by item")
+        names = inspect.signature(module.forward).parameters
+        accepted = {
+            name: value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+            for name, value in inputs.items()
+            if name in names or not name.endswith("type_ids")
+        }
+        accepted["input_ids"] = self._processor.model_tokens(inputs["input_ids"])
+        answer = module.generate(
+            **accepted, max_new_tokens=ANSWER, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
+        return torch.cat(answer.logits).float()
+
+
+def try_parts(cls: Any, config: Any, processor: ItemProcessor) -> dict[str, TrialVerdict]:
+    """Return the verdict on a copy of ``cls`` with ``config`` for each modality of its encoders."""
+    try:
+        processor = processor.with_tokens(SmallTokens(config))
+        module = build_copy(cls, shrink_parts(config))
+        modalities = sorted(OwnEncoder(module, processor).modalities)
+    except Exception as error:  # noqa: BLE001 whatever a library raises
+        return {"": _refused(error)}
+    return {modality: _try_modality(module, processor, modality) for modality in modalities}
+
+
+def _try_modality(module: Any, processor: ItemProcessor, modality: str) -> TrialVerdict:
+    try:
+        return find_mode(MediaTrial(module, processor, modality))
+    except Exception as error:  # noqa: BLE001 whatever a library raises
+        return _refused(error)
+
+
+def _refused(error: Exception) -> TrialVerdict:
+    text = re.sub(r"\s+", " ", str(error))[:200]
+    return TrialVerdict(None, {"trial": f"{type(error).__name__}: {text}"})
+
+
+def _remove_parts(module: Any, paths: Sequence[str]) -> Any:
+    """Return a copy of ``module`` without the parts at ``paths``."""
+    weights = {id(each): each for each in (*module.parameters(), *module.buffers())}
+    changed = copy.deepcopy(module, weights)  # which shares them
+    for path in paths:
+        remove_part(changed, path)
+    return changed

@@ -1,0 +1,251 @@
+"""A checkpoint's own processor, applied to one media item at a time.
+
+It decides what an encoder gets for an item, and the tokens that replace the item's placeholder in a prompt.
+"""
+
+import copy
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models import media
+from omnibus_models.contract import Encoded, Prepared
+from omnibus_models.frame_sampling import FrameSampling
+
+#: The argument of a processor for each modality, and its parts that process it.
+_ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
+_PARTS = {
+    "image": ("image_processor",),
+    "video": ("video_processor",),
+    "audio": ("feature_extractor", "audio_processor"),
+}
+#: Stands for a medium in the text of a trial.
+MEDIUM = "[MEDIUM]"
+#: Most numbers of a tensor that goes to the language model as well, such as the grid of an image.
+_MAX_NUMBERS = 256
+#: Times of frames are passed to a processor as numbers of frames at this rate, per second.
+_CLOCK_RATE = 1000
+
+
+class ItemProcessor:
+    """See the module. ``placeholders`` has the text of a modality's placeholder in a prompt, and its token."""
+
+    def __init__(self, processor: Any) -> None:
+        self.model_tokens: Callable[[Tensor], Tensor] = lambda tokens: tokens
+        self.processor = processor
+        self._lock = threading.Lock()  # a tokenizer is not safe for two threads at once
+        self.tokenizer: Any = processor.tokenizer
+        options = processor._merge_kwargs(
+            processor.valid_processor_kwargs, tokenizer_init_kwargs=self.tokenizer.init_kwargs
+        )
+        #: Whether the processor adds the tokenizer's own marks to a prompt.
+        self.adds_marks = bool(options["text_kwargs"].get("add_special_tokens", True))
+        self.placeholders: dict[str, tuple[str, int]] = {}
+        for modality, parts in _PARTS.items():
+            names = (f"{modality}_placeholder_token", f"{modality}_token")
+            text = next((text for name in names if (text := getattr(self.processor, name, None))), None)
+            text = getattr(text, "content", text)
+            if isinstance(text, str) and any(getattr(self.processor, part, None) is not None for part in parts):
+                ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+                if len(ids) == 1:
+                    self.placeholders[modality] = text, ids[0]
+
+    def with_tokens(self, model_tokens: Callable[[Tensor], Tensor]) -> "ItemProcessor":
+        """Return this processor for a model with other tokens, for each of which ``model_tokens`` returns its own."""
+        changed = copy.copy(self)
+        changed.model_tokens = model_tokens
+        return changed
+
+    @staticmethod
+    def load(checkpoint: Path) -> "ItemProcessor":
+        """Load the processor of ``checkpoint``."""
+        from transformers import AutoProcessor
+
+        return ItemProcessor(AutoProcessor.from_pretrained(checkpoint, local_files_only=True))
+
+    def decode_file(self, data: memoryview, modality: str, limits: media.MediaDecodeLimits) -> Any:
+        """Decode one file to an RGB image, a ``Clip`` or samples. Raises as ``omnibus_models.media``."""
+        match modality:
+            case "image":
+                return media.decode_image(data, limits)
+            case "video":
+                return media.decode_video(data, limits, FrameSampling.of_processor(self.processor.video_processor))
+        return media.decode_audio(data, limits, self.sampling_rate)
+
+    @property
+    def sampling_rate(self) -> int:
+        """Samples of audio per second."""
+        part = next(part for name in _PARTS["audio"] if (part := getattr(self.processor, name, None)) is not None)
+        return int(getattr(part, "sampling_rate", 16_000))
+
+    def process_item(self, item: Any, modality: str) -> Prepared:
+        """Return a decoded ``item`` as its encoder takes it.
+
+        The metadata has its ``expansion``: runs [token, count], and of other values of each token, by their name.
+        ``inputs`` are small tensors that the language model may need. Raises ``BadRequest`` for an item that the
+        processor does not take.
+        """
+        try:
+            with self._lock:
+                text, before, after = self._frames[modality]
+            output = self.call_processor(text, {modality: [item]})
+        except (IndexError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
+            raise errors.BadRequest(f"this model does not take this {modality}; send another one") from error
+        ids = output.pop("input_ids")[0].tolist()
+        inside = slice(before, len(ids) - after)
+        output.pop("attention_mask", None)
+        by_token = {name: output.pop(name)[0].tolist() for name in [*output] if _is_by_token(output[name], len(ids))}
+        expansion = {name: _count_runs(values[inside]) for name, values in {"input_ids": ids, **by_token}.items()}
+        features = {name: value for name, value in output.items() if isinstance(value, Tensor)}
+        small = {name: form for name, value in features.items() if (form := _describe_tensor(value)) is not None}
+        lists = {name: value for name, value in output.items() if isinstance(value, list) and _has_numbers(value)}
+        placeholders = sum(count for token, count in expansion["input_ids"] if token in self._row_tokens(modality))
+        meta = {
+            "modality": modality,
+            "n_tokens": max(1, placeholders),
+            "expansion": expansion,
+            "inputs": {**small, **lists},
+        }
+        return Prepared(modality, features, meta)
+
+    def call_processor(self, text: str, items: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+        """Return the processor's output, of one row, for a ``text`` with placeholders and its decoded ``items``."""
+        options: dict[str, Any] = {}
+        for modality, values in items.items():
+            if modality == "video":
+                options |= {
+                    "videos": [clip.frames for clip in values],
+                    "do_sample_frames": False,
+                    "return_metadata": True,
+                }
+                options["video_metadata"] = [_describe_times(clip) for clip in values]
+            elif values:
+                options[_ARGUMENTS[modality]] = list(values)
+            if modality == "audio":
+                options["sampling_rate"] = self.sampling_rate
+        with self._lock:
+            output = dict(self.processor(text=[text], return_tensors="pt", **options))
+        output.pop("video_metadata", None)
+        kinds = self.token_kinds(output["input_ids"])
+        if kinds is not None:
+            output.setdefault("mm_token_type_ids", kinds)
+        return output
+
+    def write_prompt(self, text: str, modality: str) -> str:
+        """Return ``text`` with placeholders for ``MEDIUM``, as a message in the chat template if there is one."""
+        if not getattr(self.processor, "chat_template", None):
+            return text.replace(MEDIUM, self.placeholders[modality][0])
+        texts = text.split(MEDIUM)
+        parts = [{"type": "text", "text": texts[0]}]
+        for after in texts[1:]:
+            parts += [{"type": modality}, {"type": "text", "text": after}]
+        content = [part for part in parts if part.get("text") != ""]
+        try:
+            rendered: str = self.processor.apply_chat_template(
+                [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
+            )
+        except Exception:  # noqa: BLE001 a template of a stranger raises anything
+            return text.replace(MEDIUM, self.placeholders[modality][0])
+        return rendered
+
+    def token_kinds(self, ids: Any) -> Tensor | None:
+        """Return the kind of each token of expanded prompts ``ids`` [B, T], or None if the processor has no rule."""
+        create_kinds = getattr(self.processor, "create_mm_token_type_ids", None)
+        if create_kinds is None or len(inspect.signature(create_kinds).parameters) != 1:
+            return None
+        return torch.tensor(create_kinds(ids.tolist()))
+
+    @cached_property
+    def _frames(self) -> dict[str, tuple[str, int, int]]:
+        """A prompt with one medium of each modality, and the numbers of tokens before and after its placeholder."""
+        frames = {}
+        for modality, (_, token) in self.placeholders.items():
+            text = self.write_prompt(MEDIUM, modality)
+            ids = self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"]
+            if ids.count(token) != 1:  # its chat template does not place this modality
+                text = self.placeholders[modality][0]
+                ids = self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"]
+            frames[modality] = text, ids.index(token), len(ids) - ids.index(token) - 1
+        return frames
+
+    def expand_prompt(self, text: str, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
+        """Return the tokens of ``text`` with its placeholders expanded, and where those of each medium begin."""
+        tokens: list[int] = []
+        starts: list[int] = []
+        remaining = iter(media)
+        marks = {token for _, token in self.placeholders.values()}
+        for token in self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"]:
+            item = next(remaining, None) if token in marks else None
+            if item is not None:
+                starts.append(len(tokens))
+                tokens += expand_runs(item.meta["expansion"]["input_ids"])
+            else:
+                tokens.append(token)
+        return tokens, starts
+
+    def _row_tokens(self, modality: str) -> set[int]:
+        own = getattr(self.processor, f"{modality}_token_id", None)
+        return {token for token in (own, self.placeholders[modality][1]) if isinstance(token, int)}
+
+
+def expand_runs(runs: Sequence[Sequence[int]]) -> list[int]:
+    """Return the values of ``runs`` [value, count]."""
+    return [value for value, count in runs for _ in range(count)]
+
+
+def _count_runs(values: Sequence[int]) -> list[list[int]]:
+    return [[value, len(list(run))] for value, run in groupby(values)]
+
+
+def _describe_tensor(value: Tensor) -> Any:
+    """Return ``value`` as small JSON: its numbers, or its shape and runs of numbers. None if it is large."""
+    if value.numel() <= _MAX_NUMBERS:
+        return value.tolist()
+    runs = None if value.is_floating_point() else _count_runs(value.flatten().tolist())
+    return {"shape": list(value.shape), "runs": runs} if runs and len(runs) <= _MAX_NUMBERS else None
+
+
+def _has_numbers(value: Any) -> bool:
+    return all(map(_has_numbers, value)) if isinstance(value, list) else isinstance(value, int | float)
+
+
+def _is_by_token(value: Any, length: int) -> bool:
+    return isinstance(value, Tensor) and value.shape == (1, length) and not value.is_floating_point()
+
+
+def _describe_times(clip: media.Clip) -> dict[str, Any]:
+    numbers = [round(second * _CLOCK_RATE) for second in clip.seconds]
+    height, width = clip.frames.shape[1:3]
+    return {
+        "fps": _CLOCK_RATE,
+        "frames_indices": numbers,
+        "total_num_frames": numbers[-1] + 1,
+        "duration": numbers[-1] / _CLOCK_RATE,
+        "height": height,
+        "width": width,
+    }
+
+
+def sample_items(modality: str, seed: int = 0) -> Iterator[Any]:
+    """Yield two decoded items of noise, of different sizes, for trials."""
+    noise = np.random.default_rng(seed)
+    for width, height, count in ((112, 84, 4), (84, 140, 8)):
+        if modality == "audio":
+            yield (0.1 * noise.standard_normal(4000 * count)).astype(np.float32)
+            continue
+        frames = noise.integers(0, 255, (4, height, width, 3), dtype=np.uint8)
+        if modality == "image":
+            from PIL import Image
+
+            yield Image.fromarray(frames[0])
+        else:
+            yield media.Clip(frames, 2.0, (0.0, 0.5, 1.0, 1.5), True)

@@ -1,0 +1,146 @@
+"""The modules that each component of a model with encoders uses, found by running a small random copy."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from omnibus import errors
+from omnibus_models.contract import PrefillInputs
+from omnibus_models.families._item_processor import MEDIUM, ItemProcessor, sample_items
+from omnibus_models.families._own_encoder import OwnEncoder
+from omnibus_models.families._own_prompt import OwnPrompts
+from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
+from omnibus_models.miniature import SmallTokens, build_copy, shrink_parts
+
+R = TypeVar("R")
+
+
+class Parts(NamedTuple):
+    """``encoders`` are the modules that only encoders use, ``language`` those that only the language model uses.
+
+    ``faults`` say why further modalities cannot be encoded. ``attention`` is an implementation that all parts have.
+    """
+
+    modalities: Sequence[str]
+    encoders: Sequence[str]
+    language: Sequence[str]
+    faults: Mapping[str, str]
+    attention: str
+
+
+def find_class(checkpoint: Path) -> tuple[Any, Any]:
+    """Return the class of the model in ``checkpoint`` and its configuration. Raises ``NotFound``."""
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
+
+    config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+    try:
+        classes = MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)]
+    except KeyError:
+        raise errors.NotFound(f"transformers has no multimodal model for {config.model_type!r}") from None
+    return classes[0] if isinstance(classes, tuple) else classes, config
+
+
+class _UsedParameters(TorchFunctionMode):
+    """Records the parameters that functions of torch get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") not in ("__get__", "__set__"):
+            self._record([*args, *(kwargs or {}).values()])
+        return func(*args, **(kwargs or {}))
+
+    def _record(self, values: Sequence[Any]) -> None:
+        for value in values:
+            if isinstance(value, nn.Parameter):
+                self.ids.add(id(value))
+            elif isinstance(value, list | tuple):
+                self._record(value)
+
+
+def used_parameters(module: nn.Module, function: Callable[[], R]) -> tuple[set[str], R]:
+    """Return the names of the parameters of ``module`` that ``function`` uses, and its result."""
+    with _UsedParameters() as used:
+        result = function()
+    named = module.named_parameters(remove_duplicate=False)
+    return {name for name, parameter in named if id(parameter) in used.ids}, result
+
+
+def unused_modules(module: nn.Module, used: set[str], inside: Sequence[nn.Module], path: str = "") -> Iterator[str]:
+    """Yield the paths of modules and parameters of ``module`` none of which is ``used``.
+
+    Modules are not cut up, except for those that contain a module of ``inside``.
+    """
+    for name, parameter in module._parameters.items():
+        if parameter is not None and path + name not in used:
+            yield path + name
+    for name, child in module.named_children():
+        names = {each for each, _ in child.named_parameters(prefix=path + name, remove_duplicate=False)}
+        if names and not names & used:
+            yield path + name
+        elif any(part is not child and any(part is each for each in child.modules()) for part in inside):
+            yield from unused_modules(child, used, inside, f"{path}{name}.")
+
+
+@lru_cache(maxsize=4)
+def load_parts(checkpoint: Path) -> Parts:
+    """Return the parts of the model in ``checkpoint``. Raises ``Fatal`` if no copy of it comes apart."""
+    cls, config = find_class(checkpoint)
+    try:
+        processor = ItemProcessor.load(checkpoint).with_tokens(SmallTokens(config))
+        return split_copy(build_copy(cls, shrink_parts(config)), processor)
+    except errors.OmnibusError:
+        raise
+    except Exception as error:
+        raise errors.Fatal(f"{cls.__name__} cannot be served in parts: {type(error).__name__}: {error}") from error
+
+
+def split_copy(module: Any, processor: ItemProcessor) -> Parts:
+    """Return the parts of ``module``, whose encoders and language model run once."""
+    encoder = OwnEncoder(module, processor)
+    if not encoder.modalities:
+        raise errors.Fatal(f"{type(module).__name__} has no encoder whose rows a processor places in a prompt")
+    decoder = OwnDecoder(module, find_backbone(module), OwnHead(module, by_ids=True), ())
+    prompts = OwnPrompts(decoder, processor)
+    encoder_used, thinker_used = set[str](), set[str]()
+    faults: dict[str, str] = {}
+    for modality in sorted(encoder.modalities):
+        try:
+            item = processor.process_item(next(sample_items(modality)), modality)
+            used_here, [encoded] = used_parameters(module, partial(encoder.encode, [item]))
+            tokens, starts = processor.expand_prompt(processor.write_prompt(MEDIUM, modality), [encoded])
+            no_media = torch.zeros(len(tokens), dtype=torch.bool)
+            assemble = partial(prompts.assemble_prefill, tokens, starts, [encoded], no_media)
+            used_there, _ = used_parameters(module, partial(_answer_prompt, decoder, assemble))
+        except Exception as error:  # noqa: BLE001 whatever a library raises
+            cause = error.__cause__ or error
+            faults[modality] = f"{type(cause).__name__}: {cause}"
+            continue
+        encoder_used |= used_here
+        thinker_used |= used_there
+    if len(faults) == len(encoder.modalities):
+        raise errors.Fatal(f"{type(module).__name__} does not come apart: {faults}")
+    containers = [decoder.backbone]
+    return Parts(
+        sorted(encoder.modalities - faults.keys()),
+        [*unused_modules(module, thinker_used, containers)],
+        [*unused_modules(module, encoder_used, containers)],
+        faults,
+        module.config._attn_implementation,
+    )
+
+
+def _answer_prompt(decoder: OwnDecoder, assemble: Callable[[], PrefillInputs]) -> Tensor:
+    """Return the logits [1, V] of the token after a prompt."""
+    prefill = assemble()
+    length = len(prefill.inputs)
+    mask = None if prefill.attention is None else prefill.attention.mask(0, length)
+    return decoder.logits(decoder.forward(prefill.inputs[None], prefill.positions[:, None], None, mask)[:, -1])
