@@ -92,8 +92,8 @@ def try_type(model_type: str) -> Trial:
     return Trial(model_type, cls.__name__, way, reasons[-1] if reasons else "")
 
 
-def try_apart(model_type: str) -> Trial:
-    """Try ``model_type`` in a process with limits on time and memory."""
+def try_apart(model_type: str, try_type: Callable[[str], Trial] = try_type) -> Trial:
+    """Try ``model_type`` with ``try_type``, in a process with limits on time and memory."""
     answer = run_limited(lambda: try_type(model_type))
     return Trial(*answer) if answer else Trial(model_type, "", UNTRIED, "the trial took too long")
 
@@ -116,12 +116,12 @@ def run_limited(function: Callable[[], Any]) -> Any:
     return json.loads(answer) if answer else None
 
 
-def outcomes_path(version: str = transformers.__version__) -> Path:
+def outcomes_path(version: str = transformers.__version__, kind: str = "") -> Path:
     """Return the file with the expected outcomes for a ``version`` of transformers."""
-    return Path(__file__).parent / "outcomes" / f"transformers-{version}.json"
+    return Path(__file__).parent / "outcomes" / kind / f"transformers-{version}.json"
 
 
-def read_outcomes() -> dict[str, str]:
+def read_outcomes(kind: str = "") -> dict[str, str]:
     """Return the expected way of each type for the installed version."""
-    ways: dict[str, str] = json.loads(outcomes_path().read_text())
+    ways: dict[str, str] = json.loads(outcomes_path(kind=kind).read_text())
     return ways

@@ -14,9 +14,18 @@ VOCABULARY = 256
 WINDOW = 4
 _WIDTH = 64
 
-_LAYER_COUNTS = frozenset({"num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers"})
-_HEADS = frozenset({"num_attention_heads", "num_heads", "n_head", "n_heads", "decoder_attention_heads"})
-_KEY_HEADS = frozenset({"num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"})
+_LAYER_COUNTS = frozenset(
+    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers", "decoder_num_hidden_layers"}
+)
+_HEADS = frozenset(
+    {"num_attention_heads", "num_heads", "n_head", "n_heads", "decoder_attention_heads", "decoder_num_attention_heads"}
+)
+_KEY_HEADS = frozenset(
+    {
+        *("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
+        *("encoder_num_key_value_heads", "decoder_num_key_value_heads"),
+    }
+)
 _WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "emb_dim", "dim")
 #: Widths that follow that of the rows.
 _PROPORTIONAL = frozenset({"attention_hidden_size", "embedding_dim", "rnn_width", "lru_width"})
@@ -30,13 +39,25 @@ _STATE_HEADS = (
 _PERIODS, _OFFSETS = frozenset({"attn_layer_period", "expert_layer_period"}), frozenset({"attn_layer_offset"})
 _INNER_WIDTHS = frozenset(
     {
-        *("intermediate_size", "ffn_dim", "decoder_ffn_dim", "d_ff", "n_inner", "ffn_hidden_size", "mlp_dim"),
+        *(
+            "intermediate_size",
+            "ffn_dim",
+            "decoder_ffn_dim",
+            "encoder_ffn_dim",
+            "d_ff",
+            "n_inner",
+            "ffn_hidden_size",
+            "mlp_dim",
+        ),
         *("moe_intermediate_size", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"),
         *("intermediate_size_mlp", "dense_intermediate_size", "prefix_dense_intermediate_size"),
         "expert_ffn_hidden_size",
     }
 )
 _EXPERTS = frozenset({"num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"})
+#: Counts of encoders, whose decoders have their own.
+_ENCODER_LAYERS = frozenset({"encoder_layers", "encoder_num_hidden_layers", "speech_encoder_layers"})
+_ENCODER_HEADS = frozenset({"encoder_attention_heads", "encoder_num_attention_heads", "speech_encoder_attention_heads"})
 _CHOSEN_EXPERTS = frozenset(
     {"zero_expert_num", "num_experts_per_tok", "moe_k", "top_k_experts", "num_experts_per_token", "moe_topk"}
 )
@@ -47,6 +68,8 @@ _VOCABULARIES = frozenset({"vocab_size", "unpadded_vocab_size", "vocab_size_per_
 _LIMITS = (
     (_HEADS, 4),
     (_KEY_HEADS, 2),
+    (_ENCODER_LAYERS, LAYERS),
+    (_ENCODER_HEADS, 4),
     (_INNER_WIDTHS, _WIDTH),
     (_EXPERTS, 4),
     (_CHOSEN_EXPERTS, 2),

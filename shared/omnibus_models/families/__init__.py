@@ -38,13 +38,16 @@ def family_of(checkpoint: Path) -> ModelFamily:
     It is the ``model_type`` in config.json, or the class in model_index.json. A pipeline without a family of its own,
     which diffusers has in blocks, is of ``modular_image`` or ``modular_video``. A language model of transformers
     without a family of its own is of the family ``causal_lm``. Embedders and rerankers are of ``sentence_encoder`` and
-    ``cross_encoder``. Raises ``NotFound`` if no configuration can be read, or the architecture is unknown.
+    ``cross_encoder``, recognizers with an encoder and a decoder of ``speech_to_text``. Raises ``NotFound`` if no
+    configuration can be read, or the architecture is unknown.
     """
     for index in (Path(checkpoint) / "model_index.json", Path(checkpoint) / "modular_model_index.json"):
         if index.exists():
             return _pipeline_family(_read_config(index))
     config = _read_config(Path(checkpoint) / "config.json")
     name = _retrieval_family(Path(checkpoint), config) or str(config.get("model_type", ""))
+    if name not in NAMES and is_recognizer(name, config):
+        return load_family("speech_to_text")
     return load_family("causal_lm" if name not in {*NAMES, *ABSENT} and _is_language_model(name, config) else name)
 
 
@@ -68,6 +71,17 @@ def _is_language_model(name: str, config: Mapping[str, Any]) -> bool:
     classes = (known,) if isinstance(known, str) else known
     [architecture, *_] = config.get("architectures") or [*classes, ""]
     return architecture in classes and not architecture.endswith("ForConditionalGeneration")
+
+
+def is_recognizer(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether transformers loads ``config`` of type ``name`` as a recognizer with an encoder and a decoder."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+
+    architecture = MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES.get(name, "")
+    if architecture not in (config.get("architectures") or [architecture or None]):
+        return False
+    return bool(getattr(CONFIG_MAPPING[name], "is_encoder_decoder", False))
 
 
 def _retrieval_family(checkpoint: Path, config: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from omnibus.errors import Fatal
 from omnibus_llm.engine.sampler import Picker
 from omnibus_llm.engine.sequence import DecoderSequence
 from omnibus_llm.engine.step import Steps
-from omnibus_models.contract import PrefillInputs, TokenSamplingParams
+from omnibus_models.contract import Decoder, PrefillInputs, TokenSamplingParams
 from omnibus_models.examine.miniature import VOCABULARY, redraw_weights, shrink_config
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
 from omnibus_models.loading import find_attention
@@ -71,8 +71,8 @@ def admit_decoder(decoder: OwnDecoder) -> None:
         _log.info("%s runs in mode %s: %s", name, verdict.mode, verdict.reasons)
 
 
-def find_verdict(cls: Any, config: Any) -> TrialVerdict:
-    """Return the verdict on the class ``cls`` with ``config``: a stored one, or that of a trial."""
+def find_verdict(cls: Any, config: Any, trial: Callable[[Any, Any], TrialVerdict] | None = None) -> TrialVerdict:
+    """Return the verdict on the class ``cls`` with ``config``: a stored one, or that of ``trial`` (``try_class``)."""
     try:
         small = shrink_config(config)
         path = _verdict_path(cls, small)
@@ -81,7 +81,7 @@ def find_verdict(cls: Any, config: Any) -> TrialVerdict:
     try:
         return msgspec.json.decode(path.read_bytes(), type=TrialVerdict)
     except (OSError, msgspec.MsgspecError):
-        verdict = try_class(cls, small)
+        verdict = (trial or try_class)(cls, small)
         _store_verdict(path, verdict)
         return verdict
 
@@ -135,9 +135,13 @@ def generate_logits(module: Any, prompt: Tensor) -> Tensor:
 
 def engine_logits(decoder: OwnDecoder, prompts: Sequence[Tensor]) -> list[Tensor]:
     """Return the logits [ANSWER, V] of the engine's greedy answer to each of ``prompts``, decoded together."""
-    recorder = _Recorder(decoder)
-    steps = Steps(recorder, TokenFeed(decoder), len(prompts), max(PROMPTS) + ANSWER)
-    sequences = [make_sequence(decoder, prompt) for prompt in prompts]
+    return decode_logits(decoder, [make_sequence(decoder, prompt) for prompt in prompts])
+
+
+def decode_logits(decoder: Decoder, sequences: Sequence[DecoderSequence]) -> list[Tensor]:
+    """Return the logits [ANSWER, V] of the engine's greedy continuation of each of ``sequences``, decoded together."""
+    recorder: Any = _Recorder(decoder)
+    steps = Steps(recorder, TokenFeed(decoder), len(sequences), max(PROMPTS) + ANSWER)
     rows: list[list[Tensor]] = []
     for sequence in sequences:
         share = SHARE if decoder.splits_prompts else sequence.length
@@ -160,6 +164,11 @@ def _find_fault(module: Any, mode: Mode, prompts: Sequence[Tensor], expected: Se
         swapped = engine_logits(decoder, prompts[::-1])[0]
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+    return find_difference(given, expected, swapped)
+
+
+def find_difference(given: Sequence[Tensor], expected: Sequence[Tensor], swapped: Tensor) -> str:
+    """Return why ``given`` logits are not the ``expected`` ones, or "". ``swapped`` are those of another prompt."""
     scale = max(1.0, *(float(each.abs().max()) for each in expected))
     difference = max(float((one - other).abs().max()) for one, other in zip(given, expected, strict=True))
     if not difference <= TOLERANCE * scale:
@@ -171,7 +180,7 @@ def _find_fault(module: Any, mode: Mode, prompts: Sequence[Tensor], expected: Se
 class _Recorder:
     """A decoder that keeps the logits that it returns."""
 
-    def __init__(self, decoder: OwnDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self.taken: list[Tensor] = []
 
@@ -186,7 +195,7 @@ class _Recorder:
 class TokenFeed:
     """See ``step.Feed``: each step continues with the last token."""
 
-    def __init__(self, decoder: OwnDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
     def is_ready(self, sequence: DecoderSequence) -> bool:
