@@ -75,19 +75,28 @@ class SpeechDecoder(Decoder, Protocol):
     no_speech: int | None  # the token of a window without speech, whose probability is reported
 
     def require_options(self, options: RecognitionOptions) -> None:
-        """Raise ``BadRequest`` that names the option if this model does not have it."""
+        """Raise ``BadRequest`` that names an option which the model lacks."""
 
     def language_name(self, options: RecognitionOptions, token: int | None = None) -> str:
-        """Return the English name of the language of ``options``, or of its ``token``; "" if it is unknown."""
+        """Return the English name of the language; "" if it is unknown.
+
+        It is that of ``options``, or of its ``token``.
+        """
 
     def detection_prompt(self) -> tuple[Sequence[int], LogitRule]:
-        """Return the prompt that a token of a language follows, and the rule that allows only these tokens."""
+        """Return the prompt and the rule of the detection of a language.
+
+        A token of a language follows the prompt, and the rule allows only these tokens.
+        """
 
     def window_prompt(self, options: RecognitionOptions, first: bool, language: int | None = None) -> Sequence[int]:
         """Return the tokens before the text of a window. ``language`` is a detected token."""
 
     def logit_rule(self, options: RecognitionOptions, begin: int) -> LogitRule | None:
-        """Return the rule for tokens after a prompt of ``begin`` tokens, as the library's ``generate`` has it."""
+        """Return the rule for tokens after a prompt of ``begin`` tokens.
+
+        It is that of the library's ``generate``.
+        """
 
     def start(self, ids: Sequence[int], rows: Tensor) -> PrefillInputs:
         """Return the inputs of a window: the prompt ``ids``, and ``rows`` [R, H] of the encoder."""
@@ -95,9 +104,10 @@ class SpeechDecoder(Decoder, Protocol):
     def align_words(
         self, prompt: Sequence[int], ids: Sequence[int], rows: Tensor, seconds: float, language: str
     ) -> list[TimedWord]:
-        """Return the words of a window of ``seconds``, whose ``rows`` [R, H] attention aligns with ``ids``.
+        """Return the words of a window of ``seconds``.
 
-        ``ids`` follow the ``prompt``. Only of models for which ``require_options`` accepts ``words``.
+        Attention to its ``rows`` [R, H] aligns them with ``ids``, which follow the ``prompt``. Only of models for which
+        ``require_options`` accepts ``words``.
         """
 
     def is_text(self, token: int) -> bool:

@@ -174,7 +174,7 @@ class WhisperRules(PlainRules):
         return [*segments, TokenSegment(begin, max(begin, seconds), tuple(tokens))] if tokens else segments
 
     def _tokenize_prompt(self, options: RecognitionOptions) -> Sequence[int]:
-        """Return the last tokens of the prompt, after the mark of earlier text."""
+        """Return the mark of earlier text and the prompt's last tokens."""
         if not options.prompt.strip():
             return ()
         ids = self.tokenizer(f" {options.prompt.strip()}", add_special_tokens=False)["input_ids"]
@@ -190,7 +190,10 @@ def find_rules(module: Any, tokenizer: Any) -> PlainRules:
 
 
 def require_known_prompts(model_type: str) -> None:
-    """Raise ``Fatal`` for a class whose processor makes a prompt of its own kind: without it, its text is wrong."""
+    """Raise ``Fatal`` for a class whose processor makes its own prompts.
+
+    Without them, its text is wrong.
+    """
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
     name = PROCESSOR_MAPPING_NAMES.get(model_type)

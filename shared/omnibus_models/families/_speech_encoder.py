@@ -57,7 +57,7 @@ class SpeechWindowEncoder(LoadedComponent):
         self._rows: dict[tuple[int, ...], int] = {}
 
     def prepare(self, data: memoryview, modality: str) -> Prepared:
-        """Decode one file, cut it into windows and compute the features of each."""
+        """Decode one file, cut it into windows and compute their features."""
         if modality != "audio":
             raise errors.BadRequest(f"this encoder takes audio, not {modality}")
         samples = media.decode_audio(data, self._limits, self._rate)
@@ -78,7 +78,7 @@ class SpeechWindowEncoder(LoadedComponent):
         return {name: inputs[name][0] for name in self._accepted if name in inputs}
 
     def _count_rows(self, inputs: Mapping[str, Tensor]) -> int:
-        """Return the rows of a window, as a pass of the encoder without weights shows them."""
+        """Return the rows of a window, by a pass without weights."""
         shape = tuple(next(iter(inputs.values())).shape)
         if shape not in self._rows:
             if len(self._rows) > _MAX_SHAPES:
@@ -156,7 +156,10 @@ def _split_features(item: Prepared) -> list[dict[str, Tensor]]:
 
 
 def cut_windows(samples: NDArray[np.float32], rate: int, longest_seconds: float) -> list[int]:
-    """Return the first sample of each window and the end of the last one. No window is longer than allowed."""
+    """Return the first sample of each window, and the last one's end.
+
+    No window is longer than ``longest_seconds``.
+    """
     longest, cuts = int(longest_seconds * rate), [0]
     while len(samples) - cuts[-1] > longest:
         begin = cuts[-1] + int(longest * _SEARCHED_FROM)

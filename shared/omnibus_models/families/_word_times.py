@@ -1,4 +1,4 @@
-"""Times of words, from the attention of a decoder to the rows of audio, as the library computes them for Whisper.
+"""Times of words, from the attention of a decoder to rows.
 
 The library's own functions align tokens with rows by dynamic time warping (``alignment_heads`` of the checkpoint).
 """
@@ -28,9 +28,10 @@ class EncodedWindow(BaseModelOutput):
 
 
 class AnsweredWindow(NamedTuple):
-    """A window of ``seconds`` with its ``rows`` [R, H], the tokens ``ids`` of its answer and those before them.
+    """A window and its text.
 
-    ``language`` is an English name.
+    It has ``seconds``, ``rows`` [R, H], the tokens ``ids`` of its text and those of its ``prompt``. ``language`` is an
+    English name.
     """
 
     prompt: Sequence[int]

@@ -40,7 +40,7 @@ _MAX_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class WindowAttention:
-    """Attention of a window's prompt and text to all ``rows`` [R, H] of the encoder, see ``attention.Attention``."""
+    """Attention to all ``rows`` [R, H] of a window, see ``attention.Attention``."""
 
     rows: Tensor
 
@@ -56,7 +56,7 @@ class WindowAttention:
 
 
 class PairedDecoder(LoadedComponent):
-    """A decoder whose layers attend to earlier tokens and to rows of an encoder, see ``contract.SpeechDecoder``.
+    """A decoder with pairs of attention, see ``contract.SpeechDecoder``.
 
     ``rows_width`` is H of the encoder's rows.
     """
@@ -77,7 +77,7 @@ class PairedDecoder(LoadedComponent):
 
     @torch.no_grad()
     def _probe_shapes(self) -> tuple[int, int]:
-        """Return the tokens of the vocabulary and the number of layers, as a pass shows them."""
+        """Return the size of the vocabulary and the number of layers."""
         cache = self.new_cache()
         place = torch.zeros(1, 1, 1, dtype=torch.long, device=self.device)
         logits = self.forward(self.embed(place[0]), place, cache, None)
@@ -135,7 +135,10 @@ class _PairedSlots(EncoderDecoderCache):
 
 
 def _pair_slots(cache: Any, layers: int) -> EncoderDecoderCache:
-    """Return slots of self-attention, and layers of cross-attention after them, as the library takes them."""
+    """Return the library's pair of caches for slots.
+
+    The layers of cross-attention follow those of self-attention.
+    """
     crossed = Cache(layers=[])
     pair = _PairedSlots(cache, crossed)
     crossed.layers, pair.is_updated = cache.layers[layers:], dict.fromkeys(range(layers), True)
@@ -248,7 +251,7 @@ class RecognizerFamily:
 
 @dataclass(frozen=True)
 class _EncoderPaths:
-    """Paths of the encoder, and of the modules that it does not need."""
+    """Paths of the encoder, and of modules outside of it."""
 
     encoder: str
     others: Sequence[str]

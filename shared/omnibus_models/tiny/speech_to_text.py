@@ -73,7 +73,10 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
 @torch.no_grad()
 def _make_readable(decoder: Any, tokenizer: Any, ids: Mapping[str, int]) -> None:
-    """Let words win that depend on the audio and their place, and texts end; see ``_weights.speak_words``."""
+    """Let words depend on the audio, and texts end.
+
+    See ``_weights.speak_words``.
+    """
     for layer in decoder.layers:
         for part in (layer.encoder_attn.out_proj, layer.self_attn.out_proj, layer.fc2):
             part.weight.mul_(_LAYER_GAIN)

@@ -57,7 +57,7 @@ class TranscriptionRoute(PostRoute):
     """Transcribes audio to text."""
 
     reads_prices = True
-    #: Whether the text is English, whatever the audio's language.
+    #: Whether the text is English for audio in any language.
     translates: ClassVar[bool] = False
 
     def __init__(self, settings: GatewaySettings, chat: Chat, recognizers: Recognizers) -> None:

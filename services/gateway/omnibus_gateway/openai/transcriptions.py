@@ -44,7 +44,7 @@ class TranscriptionForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_tokens: Count | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
 
-    #: Parts of which a recognizer's verbose transcript has times; None: ``segment``.
+    #: Parts with times in a recognizer's verbose transcript. The default is ``segment``.
     timestamp_granularities: list[Literal["word", "segment"]] | None = None
 
     # Accepted only with values that change nothing.
@@ -57,7 +57,7 @@ class TranscriptionForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class TranslationForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The fields of a request for a translation except its file, as those of ``TranscriptionForm``."""
+    """The fields of a translation except its file, see ``TranscriptionForm``."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     #: English text before the audio, or its subject.
@@ -202,7 +202,7 @@ def _convert_form(fields: Mapping[str, Any], kind: type[F]) -> F:
 
 
 def require_chat_values(form: TranscriptionForm) -> None:
-    """Raise ``BadRequest`` for values of a form that a model which transcribes in a chat cannot obey."""
+    """Raise ``BadRequest`` for values that a chat cannot obey."""
     if form.response_format in ("srt", "vtt"):
         raise _unsupported_value(
             "response_format", "this model's transcripts have no timestamps; use json, text or verbose_json"

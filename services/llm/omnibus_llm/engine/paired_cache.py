@@ -1,4 +1,7 @@
-"""Slots of decoders of which each layer attends to earlier tokens and to rows of an encoder, as Whisper's."""
+"""Slots of decoders with both kinds of attention in each layer.
+
+A layer attends to earlier tokens and to rows of an encoder, as in Whisper.
+"""
 
 from collections import defaultdict
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Admission of recognizers without code for their class: whether windows can share a pass, found by trying.
 
-A small random copy with the checkpoint's own configuration continues prompts of different lengths over rows of windows,
-in the engine and in the library's ``generate``. Two of three windows have as many rows, so they share a pass. The
-result is stored as that of language models.
+A small random copy with the checkpoint's own configuration continues prompts of different lengths, in the engine and in
+the library's ``generate``. Two of three windows have as many rows, so they share a pass. The result is stored as that
+of language models.
 """
 
 import logging
@@ -48,7 +48,7 @@ def admit_recognizer(decoder: PairedDecoder) -> None:
 
 
 def try_recognizer(cls: Any, config: Any) -> TrialVerdict:
-    """Build a copy of ``cls`` with the small ``config`` and find its verdict."""
+    """Find the verdict on a copy of ``cls`` with the small ``config``."""
     try:
         module = admission.build_copy(cls, config)
         module.generation_config = transformers.GenerationConfig(pad_token_id=0, decoder_start_token_id=PROMPTS[0][0])
@@ -94,7 +94,7 @@ def _make_sequence(decoder: PairedDecoder, ids: Sequence[int], rows: Tensor) -> 
 def _find_fault(
     module: Any, mode: Mode, windows: Sequence[tuple[Sequence[int], Tensor]], expected: Sequence[Tensor]
 ) -> str:
-    """Return why the engine does not give the ``expected`` logits in ``mode``, or ""."""
+    """Return why the engine's logits in ``mode`` are not ``expected``, or ""."""
     try:
         decoder = PairedDecoder(module, ())
         decoder.batches = mode.batches

@@ -100,7 +100,7 @@ class RulePicker(Picker):
 
 
 class Transcribing(DecoderSequence):
-    """A window in the engine. ``silence`` is the probability that nobody speaks in it, after the token at ``start``."""
+    """A window in the engine. ``silence`` is the probability that it has no speech, after the token at ``start``."""
 
     def __init__(self, prefill: PrefillInputs, picker: Picker, ends: frozenset[int], start: int) -> None:
         super().__init__(prefill, picker, picker.settings.max_tokens, ends)
@@ -138,7 +138,7 @@ class TranscribeFeed:
 
 
 class _WindowRequest(NamedTuple):
-    """A window in the engine, its rows, and the tokens of its prompt."""
+    """A window in the engine, its rows and its prompt."""
 
     window: AudioWindow
     sequence: Transcribing

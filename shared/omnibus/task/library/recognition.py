@@ -17,8 +17,8 @@ class TranscriptSegment(TypedDict):
     """A part of a transcript.
 
     ``start`` and ``end`` are seconds in the recording. ``tokens`` are those of ``text``. The other figures are those of
-    the segment's window: ``avg_logprob`` of its tokens, ``compression_ratio`` of its text by zlib,
-    ``no_speech_prob``, the ``temperature``, and its beginning ``seek`` in hundredths of a second.
+    the segment's window. ``avg_logprob`` is the mean of its tokens, ``compression_ratio`` that of its text by zlib.
+    ``no_speech_prob`` is a probability, and ``seek`` the window's beginning in hundredths of a second.
     """
 
     start: float
@@ -49,13 +49,13 @@ class TranscriptChunk(Part):
     segments: list[TranscriptSegment] = []
     #: Words of a window that is complete, if they are requested.
     words: list[TranscriptWord] = []
-    #: In the last chunk: the English name of the language; else empty.
+    #: The English name of the language, in the last chunk.
     language: str = ""
-    #: In the last chunk: the length of the recording; else 0.
+    #: The length of the recording, in the last chunk.
     seconds: float = 0.0
-    #: In the last chunk: ``stop``, or ``length`` if the text of a window was cut; else empty.
+    #: In the last chunk ``stop``, or ``length`` if the text of a window was cut.
     finish_reason: str = ""
-    #: In the last chunk: numbers of tokens by kind, ``audio_tokens`` and ``completion_tokens`` among them.
+    #: Numbers of tokens by kind, with ``audio_tokens`` and ``completion_tokens``, in the last chunk.
     usage: dict[str, int] = {}
 
     @classmethod
