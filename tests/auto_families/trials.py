@@ -116,12 +116,12 @@ def run_limited(function: Callable[[], Any]) -> Any:
     return json.loads(answer) if answer else None
 
 
-def outcomes_path(version: str = transformers.__version__) -> Path:
+def outcomes_path(version: str = transformers.__version__, kind: str = "") -> Path:
     """Return the file with the expected outcomes for a ``version`` of transformers."""
-    return Path(__file__).parent / "outcomes" / f"transformers-{version}.json"
+    return Path(__file__).parent / "outcomes" / kind / f"transformers-{version}.json"
 
 
-def read_outcomes() -> dict[str, str]:
+def read_outcomes(kind: str = "") -> dict[str, str]:
     """Return the expected way of each type for the installed version."""
-    ways: dict[str, str] = json.loads(outcomes_path().read_text())
+    ways: dict[str, str] = json.loads(outcomes_path(kind=kind).read_text())
     return ways

@@ -153,6 +153,7 @@ BEFORE: Mapping[tuple[str, str], str] = {
 }
 
 RESULTS: Mapping[tuple[str, str], Result] = {
+    ("routes", "v1/audio/transcriptions"): Result("00:00:00,"),
     ("routes", "v1/rerank"): Result('"relevance_score"'),
     ("operations", "omnibus restore"): Result("say --replace", code=1),  # the system that runs has data
     ("operations", "omnibus size"): Result("^gateways  1"),

@@ -247,6 +247,13 @@ def _make_reranker(component: str, settings: ExecutorSettings) -> Runner:
     return RerankRunner(component, *_checkpoint_source(settings), limits)
 
 
+def _make_transcriber(component: str, settings: ExecutorSettings) -> Runner:
+    from omnibus_llm.runners.transcriber import TranscribeRunner, TranscribeSettings
+
+    limits = TranscribeSettings(slots=settings.batch, threads=settings.threads)
+    return TranscribeRunner(component, *_checkpoint_source(settings), limits)
+
+
 def _make_denoiser(component: str, settings: ExecutorSettings) -> Runner:
     from omnibus_generator.denoiser import DenoiseRunner, DenoiseSettings
 
@@ -315,6 +322,7 @@ _TRANSFORMERS_RUNNERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "text_encoder": _make_text_encoder,
     "embedder": _make_embedder,
     "reranker": _make_reranker,
+    "transcriber": _make_transcriber,
     "vae_encoder": _make_vae_encoder,
     "prior": _make_prior,
     "dit": _make_denoiser,

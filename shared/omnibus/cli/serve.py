@@ -282,6 +282,8 @@ def example_command(served: Served, url: str) -> str:
         route, body = "embeddings", {"input": ["Hello"]}
     elif "score" in gives:
         route, body = "rerank", {"query": "Hello", "documents": ["Good morning", "A red circle"]}
+    elif "transcript" in gives:
+        return f"curl {url}/audio/transcriptions -F {shlex.quote(f'model={served.model}')} -F file=@speech.wav"
     else:
         route, body = ("videos" if "video" in gives else "images/generations"), {"prompt": "a red circle"}
     data = shlex.quote(json.dumps({"model": served.model, **body}, ensure_ascii=False))

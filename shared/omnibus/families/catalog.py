@@ -37,6 +37,7 @@ _OUTPUT_KINDS = {
     "decode-audio": "sound",
     "embed": "embedding",
     "rerank": "score",
+    "transcribe": "transcript",
 }
 
 #: Components in the order in which data flows, the component that encodes each modality, and the kind of
@@ -144,6 +145,8 @@ def component_chains(components: Sequence[str], tasks: Mapping[str, str]) -> lis
 def input_kinds(family: Mapping[str, Any]) -> list[str]:
     """Return the kinds of input of a model of ``family``, from ``find_family()``."""
     kinds = [*family["encoders"]]
+    if "transcriber" in family["components"]:
+        return kinds
     # A model that edits images reads one without a named encoder: that image is not part of a chat.
     seeing = {part for part, kind in family["tasks"].items() if kind in ("encode", "encode-frame")}
     unnamed_encoders = seeing.intersection(family["components"]) - {*family["encoders"].values()}

@@ -3,8 +3,9 @@
 A family called ``x`` is the row ``x`` of this table and the modules ``omnibus_models.families.x`` and
 ``omnibus_models.tiny.x``. Its name is the ``model_type`` of its checkpoints, or the class of their diffusers pipeline
 in snake case without ``Pipeline``. ``causal_lm`` is any other language model of transformers, ``multimodal_lm`` any
-other one with encoders, ``sentence_encoder`` any text encoder, and ``cross_encoder`` any reranker. ``modular_image``
-and ``modular_video`` are any other pipeline that diffusers has in blocks.
+other one with encoders, ``sentence_encoder`` any text encoder, ``cross_encoder`` any reranker, and ``speech_to_text``
+any recognizer with an encoder and a decoder. ``modular_image`` and ``modular_video`` are any other pipeline that
+diffusers has in blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from omnibus.families.templates import (
     image_to_image,
     language_model,
     omni_model,
+    speech_recognizer,
     text_embedder,
     text_reranker,
     video_generation,
@@ -50,6 +52,10 @@ _MLLAMA: Weights = {
     ),
     "thinker": ("model.", "lm_head.", "language_model."),
 }
+
+
+#: The decoder has all that is not the encoder's, by whatever name.
+_RECOGNIZER: Weights = {"audio": ("model.encoder.", "speecht5.encoder.", "speech_encoder."), "transcriber": ("",)}
 
 
 def _qwen_omni_weights(vocoder: str) -> Weights:
@@ -131,6 +137,9 @@ KNOWN: dict[str, FamilyDeclaration] = {
     "qwen_image": image_generation("Qwen-Image", "qwen-image-tiny"),
     "qwen_image_edit": image_editing("Qwen-Image-Edit", "qwen-image-edit-tiny"),
     "sentence_encoder": text_embedder("Sentence encoders of transformers", "sentence-encoder-tiny"),
+    "speech_to_text": speech_recognizer(
+        "Whisper and other recognizers of transformers", "speech-to-text-tiny", weights=_RECOGNIZER
+    ),
 }
 
 #: Families of embedders and rerankers, whose checkpoints may have the ``model_type`` of another family.

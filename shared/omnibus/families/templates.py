@@ -78,6 +78,24 @@ def text_reranker(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
     )
 
 
+def speech_recognizer(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
+    """An audio encoder, and a text decoder that attends to its rows."""
+    return FamilyDeclaration(
+        title=title,
+        components=["audio", "transcriber"],
+        encoders={"audio": "audio"},
+        tasks={"audio": "encode", "transcriber": "transcribe"},
+        options={
+            "E": _deployment_option("encoder", "audio"),
+            "L": _deployment_option("llm", "transcriber"),
+            "EL": _deployment_option("llm", "audio", "transcriber"),
+        },
+        paths=[{"options": ["E", "L"], "share": 70}, {"options": ["EL"], "share": 30}],
+        tiny=tiny,
+        **more,
+    )
+
+
 def vision_language(title: str, tiny: str, *modalities: str, encoder: str = "vision", **more: Any) -> FamilyDeclaration:
     """One ``encoder`` of ``modalities`` and a language model."""
     return FamilyDeclaration(

@@ -40,12 +40,23 @@ from omnibus_models.contract.language import (
     Thinker,
     TokenizedPrompt,
 )
+from omnibus_models.contract.recognition import (
+    AudioWindow,
+    LogitRule,
+    RecognitionOptions,
+    SpeechDecoder,
+    SpeechEncoder,
+    TimedWord,
+    TokenSegment,
+    read_windows,
+)
 from omnibus_models.contract.retrieval import TextEmbedder, TextReranker
 from omnibus_models.contract.speech import Code, CodePredictor, Talker, Vocoder, Vocoding
 
 __all__ = [
     "PLAIN_PROMPT",
     "AudioDecoder",
+    "AudioWindow",
     "Code",
     "CodePredictor",
     "CrossDecoder",
@@ -57,6 +68,7 @@ __all__ = [
     "ImageDecoder",
     "ImageSpec",
     "LoadedComponent",
+    "LogitRule",
     "MediaEncoder",
     "MediaRun",
     "ModelComponent",
@@ -67,17 +79,23 @@ __all__ = [
     "PromptLayout",
     "PromptOptions",
     "Reader",
+    "RecognitionOptions",
     "Resumable",
+    "SpeechDecoder",
+    "SpeechEncoder",
     "Stepper",
     "Talker",
     "TextEmbedder",
     "TextEncoder",
     "TextReranker",
     "Thinker",
+    "TimedWord",
     "TokenSamplingParams",
+    "TokenSegment",
     "TokenizedPrompt",
     "VideoDecoder",
     "Vocoder",
     "Vocoding",
     "no_component",
+    "read_windows",
 ]

@@ -38,8 +38,8 @@ def family_of(checkpoint: Path) -> ModelFamily:
     It is the ``model_type`` in config.json, or the class in model_index.json. A pipeline without a family of its own,
     which diffusers has in blocks, is of ``modular_image`` or ``modular_video``. A language model of transformers
     without a family of its own is of the family ``causal_lm``, or of ``multimodal_lm`` if it has encoders. Embedders
-    and rerankers are of ``sentence_encoder`` and ``cross_encoder``. Raises ``NotFound`` if no configuration can be
-    read, or the architecture is unknown.
+    and rerankers are of ``sentence_encoder`` and ``cross_encoder``, recognizers with an encoder and a decoder of
+    ``speech_to_text``. Raises ``NotFound`` if no configuration can be read, or the architecture is unknown.
     """
     for index in (Path(checkpoint) / "model_index.json", Path(checkpoint) / "modular_model_index.json"):
         if index.exists():
@@ -64,9 +64,11 @@ def _pipeline_family(index: Mapping[str, Any]) -> ModelFamily:
 
 
 def _generic_family(name: str, config: Mapping[str, Any]) -> str:
-    """Return the family of language models of the type ``name`` with or without encoders, or ""."""
+    """Return the family of recognizers, or of language models with or without encoders, of the type ``name``, or ""."""
     from transformers.models.auto import modeling_auto as auto
 
+    if is_recognizer(name, config):
+        return "speech_to_text"
     if _is_class_of(config, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(name, ()), but="ForConditionalGeneration"):
         return "causal_lm"
     known = auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(name, ())
@@ -78,6 +80,17 @@ def _is_class_of(config: Mapping[str, Any], known: str | Sequence[str], but: str
     classes = (known,) if isinstance(known, str) else known
     [architecture, *_] = config.get("architectures") or [*classes, ""]
     return architecture in classes and not architecture.endswith(but)
+
+
+def is_recognizer(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether transformers loads ``config`` of type ``name`` as a recognizer with an encoder and a decoder."""
+    from transformers import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
+
+    architecture = MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES.get(name, "")
+    if architecture not in (config.get("architectures") or [architecture or None]):
+        return False
+    return bool(getattr(CONFIG_MAPPING[name], "is_encoder_decoder", False))
 
 
 def _retrieval_family(checkpoint: Path, config: Mapping[str, Any]) -> str:

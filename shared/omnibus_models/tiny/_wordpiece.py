@@ -6,7 +6,11 @@ from typing import Any
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from omnibus_models import torchvision_cpu
 from omnibus_models.tiny import _chat_tokenizer, _weights
+
+# The library imports torchvision with its models if it is installed.
+torchvision_cpu.install_operators()
 
 VOCABULARY, CONTEXT = 400, 128
 _MARKS = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}

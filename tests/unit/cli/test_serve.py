@@ -174,6 +174,15 @@ def test_the_printed_command_survives_a_shell_whatever_the_name(family: str, rou
     assert json.loads(data)["model"] == "it's a model"
 
 
+def test_the_command_for_a_recognizer_sends_a_file():
+    served = Served("it's a model", "speech_to_text", "/m", "cpu", "float32", 0, 1)
+
+    curl, url, *fields = shlex.split(serve.example_command(served, "http://127.0.0.1:1/v1"))
+
+    assert (curl, url) == ("curl", "http://127.0.0.1:1/v1/audio/transcriptions")
+    assert fields == ["-F", "model=it's a model", "-F", "file=@speech.wav"]
+
+
 # the checkpoint
 
 

@@ -63,6 +63,7 @@ _KINDS = {
     **catalog.FAMILIES["qwen_image"]["tasks"],
     **catalog.EMBED,
     "reranker": "rerank",
+    "transcriber": "transcribe",
 }
 RATE = 24000
 #: Tones are speech to the toys.
@@ -201,9 +202,28 @@ async def count_query_words(job: Job) -> None:
     await job.put("tokens", {"value": sum(len(query) + len(text.split()) for text in documents)})
 
 
+async def transcribe_rows(job: Job) -> None:
+    """Write the sum of the audio's rows and the parameters, with a segment for each word if segments are requested."""
+    audio, params = await job.value("audio"), job.inputs["params"]
+    if params["language"] == "xx":
+        raise BadRequest("this model does not know the language 'xx'", param="language")
+    if params["words"]:
+        raise BadRequest("this model has no times of words; use segment", param="timestamp_granularities")
+    words = [f"heard {int(audio.array.sum())}", *(f"{name}={value}" for name, value in params.items() if value)]
+    for number, word in enumerate(words):
+        await job.send("text", {"text": f"{' ' * bool(number)}{word}"})
+        if params["segments"]:
+            times = {"start": number * 0.25, "end": number * 0.25 + 0.2, "seek": 0}
+            figures = {"avg_logprob": -0.5, "compression_ratio": 1.0, "no_speech_prob": 0.1, "temperature": 0.0}
+            await job.send("text", {"segments": [{"text": f" {word}", "tokens": [number], **times, **figures}]})
+    usage = {"prompt_tokens": 9, "audio_tokens": 5, "completion_tokens": len(words)}
+    job.close("text", {"finish_reason": "stop", "usage": usage, "language": "english", "seconds": 0.5})
+
+
 TOYS: dict[str, Work] = {
     "vision": encode_media_rows, "audio": encode_media_rows, "thinker": write_chat_words, "talker": send_codes, "vocoder": send_samples,
     "text_encoder": embed_prompt_words, "vae_encoder": encode_media_rows, "dit": put_latents, "vae": paint_latents, "embedder": embed_texts, "reranker": count_query_words,
+    "transcriber": transcribe_rows,
 }  # fmt: skip
 
 

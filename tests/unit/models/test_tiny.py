@@ -19,7 +19,10 @@ from tests import checkpoint_cache
 from tests.unit.models import files
 
 #: Weights of vision encoders, and of image generators that follow the LLM.
-EYES = ("model.visual.", "model.vision_", "model.multi_modal_projector.", "model.image_newline", "model.aligner.")
+EYES = (
+    *("model.visual.", "model.vision_", "model.multi_modal_projector.", "model.image_newline", "model.aligner."),
+    "model.encoder.",
+)
 HANDS = ("model.vqmodel.", "model.generation_")
 
 

@@ -20,7 +20,7 @@ from omnibus_gateway.api.response_context import CompactRoute, InputTokensRoute
 from omnibus_gateway.api.response_socket import ResponseSocketRoute
 from omnibus_gateway.api.responses import ResponseRoute, ResponseRoutes
 from omnibus_gateway.api.speech import SpeechRoute
-from omnibus_gateway.api.transcriptions import TranscriptionRoute
+from omnibus_gateway.api.transcriptions import TranscriptionRoute, TranslationRoute
 from omnibus_gateway.api.uploads import UploadRoutes
 from omnibus_gateway.api.videos import VideoRoutes
 from omnibus_gateway.apps.chat import AppChats
@@ -43,6 +43,7 @@ from omnibus_gateway.responses.service import Responses
 from omnibus_gateway.responses.sockets import ResponseSockets
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.images import ImageTasks
+from omnibus_gateway.tasks.recognition import Recognizers
 from omnibus_gateway.tenancy.deferred import DeferredWork
 from omnibus_gateway.videos.service import Videos
 
@@ -64,9 +65,11 @@ class RouteTable:
         image_chat_route = ImageChatRoute(settings, chat, painters, files)
         translate = DialectTranslator(runs.router, chat, painters)
         chat_route = ChatRoute(settings, chat, image_chat_route, translate)
-        speech_route, transcription_route = SpeechRoute(settings, chat), TranscriptionRoute(settings, chat)
+        recognizers = Recognizers(runs)
+        speech_route, transcription_route = SpeechRoute(settings, chat), TranscriptionRoute(settings, chat, recognizers)
+        translation_route = TranslationRoute(settings, chat, recognizers)
         context = ResponseContext(videos.store, chat)
-        self._chatting = chat_route, speech_route, transcription_route
+        self._chatting = chat_route, speech_route, transcription_route, translation_route
         self.sessions = Realtime(
             settings, chat, runs.records.bus, deferred_work.events if deferred_work is not None else None
         )
@@ -88,6 +91,7 @@ class RouteTable:
             rerank.PATH: RerankRoute(settings, runs),
             speech.PATH: speech_route,
             transcriptions.PATH: transcription_route,
+            transcriptions.TRANSLATIONS: translation_route,
             CLIENT_SECRETS: ClientSecretRoute(settings, self.sessions, secrets),
         }
         #: Continues streamed chats.
@@ -112,8 +116,8 @@ class RouteTable:
 
     def _batch_routes(self) -> dict[str, PostRoute]:
         """Return the routes that batches may name: JSON bodies and answers only."""
-        forms = (pictures.EDITS, pictures.VARIATIONS, speech.PATH, transcriptions.PATH, CLIENT_SECRETS)
-        return {path: route for path, route in self.posts.items() if path not in forms}
+        forms = (pictures.EDITS, pictures.VARIATIONS, transcriptions.PATH, transcriptions.TRANSLATIONS)
+        return {path: route for path, route in self.posts.items() if path not in (*forms, speech.PATH, CLIENT_SECRETS)}
 
     def add_apps(self, apps: AppChats) -> None:
         """Serve the models of ``apps`` as well."""

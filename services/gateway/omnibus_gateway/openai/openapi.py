@@ -57,6 +57,9 @@ _SHAPES = (
     transcriptions.TranscriptionForm,
     transcriptions.Transcription,
     transcriptions.VerboseTranscription,
+    transcriptions.TranslationForm,
+    transcriptions.Translation,
+    transcriptions.VerboseTranslation,
     transcriptions.TranscriptDelta,
     transcriptions.TranscriptDone,
     files.FileForm,
@@ -99,6 +102,7 @@ def openapi_paths() -> dict[str, Any]:
         rerank.PATH: {"post": _rerank_operation()},
         speech.PATH: {"post": _speech_operation()},
         transcriptions.PATH: {"post": _transcription_operation()},
+        transcriptions.TRANSLATIONS: {"post": _translation_operation()},
         **_model_paths(),
         **_file_paths(),
         **upload_paths(),
@@ -198,6 +202,15 @@ def _transcription_operation() -> dict[str, Any]:
             "description": "The text. With `stream`: server-sent events with pieces of it.",
             "content": {**either, **text, **event_content("TranscriptDelta", "TranscriptDone")},
         },
+    )
+
+
+def _translation_operation() -> dict[str, Any]:
+    either = {"application/json": {"schema": {"anyOf": [schema_ref("Translation"), schema_ref("VerboseTranslation")]}}}
+    content = {**either, "text/plain": {"schema": {"type": "string"}}}
+    response = {"description": "The English text.", "content": content}
+    return post_operation(
+        "create_translation", "Translate speech to English text.", "Audio", form_content("TranslationForm"), response
     )
 
 

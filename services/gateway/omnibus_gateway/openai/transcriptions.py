@@ -1,18 +1,21 @@
-"""Requests, responses and events of ``/v1/audio/transcriptions``. Source: the ``openai`` package's types, 3.52."""
+"""Requests, responses and events of ``/v1/audio/transcriptions`` and ``/v1/audio/translations``.
 
-from collections.abc import Mapping
+Source: the ``openai`` package's types, 3.52.
+"""
+
+from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from omnibus.errors import BadRequest
 from omnibus_gateway.openai.chat_request import Count
 from omnibus_gateway.openai.chat_response import Usage
 from omnibus_gateway.openai.parse import invalid_request
 
-PATH = "/v1/audio/transcriptions"
+PATH, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
 
 #: Fields of a form that may appear several times.
 LISTS = (
@@ -41,14 +44,30 @@ class TranscriptionForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     max_tokens: Count | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
 
+    #: Parts with times in a recognizer's verbose transcript. The default is ``segment``.
+    timestamp_granularities: list[Literal["word", "segment"]] | None = None
+
     # Accepted only with values that change nothing.
     chunking_strategy: str | None = None
     include: list[str] | None = None
-    timestamp_granularities: list[str] | None = None
     keywords: list[str] | None = None
     languages: list[str] | None = None
     known_speaker_names: list[str] | None = None
     known_speaker_references: list[str] | None = None
+
+
+class TranslationForm(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The fields of a translation except its file, see ``TranscriptionForm``."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=256)]
+    #: English text before the audio, or its subject.
+    prompt: Annotated[str, Meta(max_length=4096)] | None = None
+    response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+    # Extras.
+    max_tokens: Count | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
 
 
 class TokenDetails(Struct, frozen=True):
@@ -74,17 +93,57 @@ class Transcription(Struct, frozen=True):
     usage: TranscriptionUsage
 
 
+class Translation(Struct, frozen=True):
+    text: str
+
+
+class VerboseSegment(Struct, frozen=True):
+    """A part of a transcript, see ``omnibus.task.library.recognition.TranscriptSegment``."""
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class VerboseWord(Struct, frozen=True):
+    """A word, and its seconds in the recording."""
+
+    word: str
+    start: float
+    end: float
+
+
 class VerboseTranscription(Struct, frozen=True):
     """A transcription with metadata.
 
-    ``duration`` is in seconds, null if the file's header does not contain it. ``language`` is the request's.
+    ``duration`` is in seconds, null if the file's header does not contain it. ``language`` is the request's, or that
+    which a recognizer detected. Only recognizers return ``segments`` and ``words``.
     """
 
     text: str
     language: str
     duration: float | None
     usage: DurationUsage
+    segments: list[VerboseSegment] | UnsetType = UNSET
+    words: list[VerboseWord] | UnsetType = UNSET
     task: Literal["transcribe"] = "transcribe"
+
+
+class VerboseTranslation(Struct, frozen=True):
+    """A translation with metadata, as ``VerboseTranscription``."""
+
+    text: str
+    duration: float | None
+    segments: list[VerboseSegment] | UnsetType = UNSET
+    language: Literal["english"] = "english"
+    task: Literal["translate"] = "translate"
 
 
 class TranscriptDelta(Struct, frozen=True, tag_field="type", tag="transcript.text.delta"):
@@ -98,16 +157,18 @@ class TranscriptDone(Struct, frozen=True, tag_field="type", tag="transcript.text
 
 SYSTEM = "You are a speech recognition model."
 USER = "Transcribe the audio into text. Write what is said, and nothing else."
+TRANSLATE = "Translate the speech in the audio into English. Write the translation, and nothing else."
 LANGUAGE = " Its language is {language}."
 PROMPT = " It continues, or is about: {prompt}"
 #: Tolerance for containers that round times to milliseconds, so that rounding does not add a second.
 _ROUNDING_SECONDS = 0.005
 _encode = msgspec.json.Encoder().encode
+F = TypeVar("F", bound=Struct)
 
 
-def instruct_transcription(language: str | None, prompt: str | None) -> str:
-    """Build the instruction to the model, with the client's language and subject."""
-    instructions = USER
+def instruct_transcription(language: str | None, prompt: str | None, *, translates: bool = False) -> str:
+    """Build the instruction to a model that chats, with the client's language and subject."""
+    instructions = TRANSLATE if translates else USER
     if language:
         instructions += LANGUAGE.format(language=language)
     return instructions + PROMPT.format(prompt=prompt) if prompt else instructions
@@ -115,22 +176,45 @@ def instruct_transcription(language: str | None, prompt: str | None) -> str:
 
 def parse_transcription_form(fields: Mapping[str, Any]) -> TranscriptionForm:
     """Check the fields of a form. Raises ``BadRequest`` with ``param``."""
-    try:
-        form = msgspec.convert(fields, TranscriptionForm, strict=False)
-    except msgspec.ValidationError as error:
-        raise invalid_request(str(error), TranscriptionForm) from None
-    if form.response_format in ("srt", "vtt", "diarized_json"):
-        raise _unsupported_value(
-            "response_format", "transcripts have no timestamps or speakers; use json, text or verbose_json"
-        )
+    form = _convert_form(fields, TranscriptionForm)
+    if form.response_format == "diarized_json":
+        raise _unsupported_value("response_format", "transcripts have no speakers; use json, text or verbose_json")
     if form.chunking_strategy not in (None, "auto"):
-        raise _unsupported_value("chunking_strategy", "audio is transcribed as a whole; omit it")
+        raise _unsupported_value("chunking_strategy", "audio is cut in pauses; omit it")
     for name in LISTS:
-        if getattr(form, name):
+        if name != "timestamp_granularities" and getattr(form, name):
             raise _unsupported_value(name, "omit it")
     if form.stream and form.response_format not in (None, "json"):
         raise BadRequest("response_format must be json in a stream: omit it.", param="response_format")
     return form
+
+
+def parse_translation_form(fields: Mapping[str, Any]) -> TranscriptionForm:
+    """Check the fields of a form for a translation. Raises ``BadRequest`` with ``param``."""
+    return TranscriptionForm(**msgspec.structs.asdict(_convert_form(fields, TranslationForm)))
+
+
+def _convert_form(fields: Mapping[str, Any], kind: type[F]) -> F:
+    try:
+        return msgspec.convert(fields, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_request(str(error), kind) from None
+
+
+def require_chat_values(form: TranscriptionForm) -> None:
+    """Raise ``BadRequest`` for values that a chat cannot obey."""
+    if form.response_format in ("srt", "vtt"):
+        raise _unsupported_value(
+            "response_format", "this model's transcripts have no timestamps; use json, text or verbose_json"
+        )
+    if form.timestamp_granularities:
+        raise _unsupported_value("timestamp_granularities", "omit it")
+
+
+def require_recognizer_values(form: TranscriptionForm) -> None:
+    """Raise ``BadRequest`` for values of a form that a recognizer cannot obey."""
+    if form.timestamp_granularities and form.response_format != "verbose_json":
+        raise BadRequest("timestamp_granularities needs response_format verbose_json.", param="timestamp_granularities")
 
 
 def encode_transcription(text: str, usage: Usage) -> bytes:
@@ -138,10 +222,57 @@ def encode_transcription(text: str, usage: Usage) -> bytes:
     return _encode(Transcription(text, convert_usage(usage)))
 
 
-def encode_verbose(text: str, language: str | None, seconds: float | None) -> bytes:
+def encode_verbose(
+    text: str,
+    language: str | None,
+    seconds: float | None,
+    segments: list[VerboseSegment] | UnsetType = UNSET,
+    words: list[VerboseWord] | UnsetType = UNSET,
+) -> bytes:
     """Encode the body of a verbose JSON response."""
     whole = ceil(max(0.0, (seconds or 0.0) - _ROUNDING_SECONDS))
-    return _encode(VerboseTranscription(text, language or "unknown", seconds, DurationUsage(whole)))
+    return _encode(VerboseTranscription(text, language or "unknown", seconds, DurationUsage(whole), segments, words))
+
+
+def encode_translation(text: str) -> bytes:
+    """Encode the body of a JSON response with a translation."""
+    return _encode(Translation(text))
+
+
+def encode_verbose_translation(
+    text: str, seconds: float | None, segments: list[VerboseSegment] | UnsetType = UNSET
+) -> bytes:
+    """Encode the body of a verbose JSON response with a translation."""
+    return _encode(VerboseTranslation(text, seconds, segments))
+
+
+def number_segments(segments: Sequence[Mapping[str, Any]]) -> list[VerboseSegment]:
+    """Convert ``TranscriptSegment``s of a recognizer."""
+    return [msgspec.convert({"id": number, **segment}, VerboseSegment) for number, segment in enumerate(segments)]
+
+
+def format_srt(segments: Sequence[VerboseSegment]) -> str:
+    """Format subtitles as SubRip."""
+    return "".join(
+        f"{segment.id + 1}\n{_format_time(segment.start, ',')} --> {_format_time(segment.end, ',')}\n"
+        f"{segment.text.strip()}\n\n"
+        for segment in segments
+    )
+
+
+def format_vtt(segments: Sequence[VerboseSegment]) -> str:
+    """Format subtitles as WebVTT (W3C, 2019). Text that would be an arrow of a cue is replaced, as in Whisper."""
+    return "WEBVTT\n\n" + "".join(
+        f"{_format_time(segment.start, '.')} --> {_format_time(segment.end, '.')}\n"
+        f"{segment.text.strip().replace('-->', '->')}\n\n"
+        for segment in segments
+    )
+
+
+def _format_time(seconds: float, point: str) -> str:
+    milliseconds = round(seconds * 1000)
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"
 
 
 def encode_delta(text: str) -> bytes:

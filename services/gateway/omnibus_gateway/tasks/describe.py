@@ -35,7 +35,10 @@ def describe_model(name: str, plan: Plan) -> ModelFacts:
     films = _makes(resolve.create_video_task, name, plan) is not None
     embeds = _makes(resolve.create_embedding_task, name, plan) is not None
     ranks = _makes(resolve.create_reranking_task, name, plan) is not None
-    inputs = {"text", *model.encoders} | ({"image"} if painter and resolve.max_reference_images(painter) else set())
+    recognizes = _makes(resolve.create_recognition_task, name, plan) is not None
+    inputs = {*([] if recognizes else ["text"]), *model.encoders} | (
+        {"image"} if painter and resolve.max_reference_images(painter) else set()
+    )
     outputs = {
         "text": chats,
         "audio": chats and model.has_talker,
@@ -43,6 +46,7 @@ def describe_model(name: str, plan: Plan) -> ModelFacts:
         "video": films,
         "embedding": embeds,
         "score": ranks,
+        "transcript": recognizes,
     }
     context = (model.context or _checkpoint_context(model)) if chats or embeds or ranks else None
     return ModelFacts(_in_order(inputs), tuple(kind for kind, does in outputs.items() if does), model.voices, context)

@@ -1,4 +1,4 @@
-"""Composite tasks of the models of the plan: chat, images, videos, text embeddings and reranking."""
+"""Composite tasks of the models of the plan: chat, images, videos, text embeddings, reranking and transcripts."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,16 @@ from omnibus.families import catalog, plugins
 from omnibus.families.image_tokens import CROSS_ATTENTION
 from omnibus.plan import ModelPlan, Plan
 from omnibus.task import MLLM, ChatInput, CompositeTask, Encode, Omni, Talk, Think, UnitTask, Vocode
-from omnibus.task.library import PAINTERS, Decode, Prefill, PrefillDecode, TextEmbedding, TextReranking, VideoGeneration
+from omnibus.task.library import (
+    PAINTERS,
+    Decode,
+    Prefill,
+    PrefillDecode,
+    SpeechRecognition,
+    TextEmbedding,
+    TextReranking,
+    VideoGeneration,
+)
 from omnibus_gateway.routing.router import Router
 
 Task = TypeVar("Task", bound=UnitTask)
@@ -115,6 +124,11 @@ def create_embedding_task(name: str, plan: Plan) -> CompositeTask:
 def create_reranking_task(name: str, plan: Plan) -> CompositeTask:
     """Create the reranking task of model ``name``. Raises ``BadRequest`` for a model without one."""
     return _create_matched_task(TextReranking, name, plan, "is not a reranker")
+
+
+def create_recognition_task(name: str, plan: Plan) -> CompositeTask:
+    """Create the transcription task of model ``name``. Raises ``BadRequest`` for a model without one."""
+    return _create_matched_task(SpeechRecognition, name, plan, "is not a recognizer")
 
 
 def _create_matched_task(kind: type[CompositeTask], name: str, plan: Plan, lack: str) -> CompositeTask:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -23,7 +23,7 @@ from omnibus.errors import Fatal
 from omnibus_llm.engine.sampler import Picker
 from omnibus_llm.engine.sequence import DecoderSequence
 from omnibus_llm.engine.step import Steps
-from omnibus_models.contract import PrefillInputs, TokenSamplingParams
+from omnibus_models.contract import Decoder, PrefillInputs, TokenSamplingParams
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
 from omnibus_models.miniature import VOCABULARY, build_copy, shrink_config
 
@@ -69,8 +69,8 @@ def admit_decoder(decoder: OwnDecoder) -> None:
         _log.info("%s runs in mode %s: %s", name, verdict.mode, verdict.reasons)
 
 
-def find_verdict(cls: Any, config: Any) -> TrialVerdict:
-    """Return the verdict on the class ``cls`` with ``config``: a stored one, or that of a trial."""
+def find_verdict(cls: Any, config: Any, trial: Callable[[Any, Any], TrialVerdict] | None = None) -> TrialVerdict:
+    """Return the verdict on the class ``cls`` with ``config``: a stored one, or that of ``trial`` (``try_class``)."""
     try:
         small = shrink_config(config)
         path = verdict_path(cls, small)
@@ -79,7 +79,7 @@ def find_verdict(cls: Any, config: Any) -> TrialVerdict:
     try:
         return msgspec.json.decode(path.read_bytes(), type=TrialVerdict)
     except (OSError, msgspec.MsgspecError):
-        verdict = try_class(cls, small)
+        verdict = (trial or try_class)(cls, small)
         store_verdict(path, verdict)
         return verdict
 
@@ -153,9 +153,9 @@ def generate_logits(module: Any, prompt: Tensor) -> Tensor:
     return torch.cat(answer.logits).float()
 
 
-def engine_logits(decoder: OwnDecoder, prefills: Sequence[PrefillInputs]) -> list[Tensor]:
+def engine_logits(decoder: Decoder, prefills: Sequence[PrefillInputs]) -> list[Tensor]:
     """Return the logits [ANSWER, V] of the engine's greedy answer to each of ``prefills``, decoded together."""
-    recorder = _Recorder(decoder)
+    recorder: Any = _Recorder(decoder)
     longest = max(len(prefill.inputs) for prefill in prefills)
     steps = Steps(recorder, TokenFeed(decoder), len(prefills), longest + ANSWER)
     sequences = [make_sequence(prefill) for prefill in prefills]
@@ -182,6 +182,11 @@ def _find_fault(trial: EngineTrial, mode: Mode) -> str:
         changed = engine_logits(decoder, trial.make_control(decoder))[0]
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+    return find_difference(given, expected, changed)
+
+
+def find_difference(given: Sequence[Tensor], expected: Sequence[Tensor], changed: Tensor) -> str:
+    """Return why ``given`` logits are not the ``expected`` ones, or "". ``changed`` are those of another prompt."""
     scale = max(1.0, *(float(each.abs().max()) for each in expected))
     difference = max(float((one - other).abs().max()) for one, other in zip(given, expected, strict=True))
     if not difference <= TOLERANCE * scale:
@@ -193,7 +198,7 @@ def _find_fault(trial: EngineTrial, mode: Mode) -> str:
 class _Recorder:
     """A decoder that keeps the logits that it returns."""
 
-    def __init__(self, decoder: OwnDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self.taken: list[Tensor] = []
 
@@ -208,7 +213,7 @@ class _Recorder:
 class TokenFeed:
     """See ``step.Feed``: each step continues with the last token."""
 
-    def __init__(self, decoder: OwnDecoder) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
     def is_ready(self, sequence: DecoderSequence) -> bool:

@@ -10,7 +10,7 @@ from transformers.cache_utils import DynamicCache
 
 from omnibus_llm.engine import kv_codec
 from omnibus_llm.engine.kv_codec import CacheLayout, Layers
-from omnibus_llm.engine.slot_cache import SlotCache
+from omnibus_llm.engine.slot_cache import SlotCache, zeros
 from omnibus_models.attention import Attention, Crossing, Mask
 
 
@@ -130,6 +130,6 @@ class CrossCache(SlotCache):
         for index, tensor in enumerate(self._stored):
             if tensor.shape[2] < rows:
                 slots, heads, room, width = tensor.shape
-                wider = tensor.new_zeros(slots, heads, rows, width)
+                wider = zeros((slots, heads, rows, width), tensor)
                 wider[:, :, :room] = tensor
                 self._stored[index] = wider

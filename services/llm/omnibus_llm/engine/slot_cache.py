@@ -161,10 +161,10 @@ class SlotCache(Cache):
 
     def _allocate_slot_rows(self, rows: Tensor) -> Tensor:
         heads, _, width = rows.shape
-        return _zeros((self.slots, heads, self.context, width), rows)
+        return zeros((self.slots, heads, self.context, width), rows)
 
 
-def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
+def zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Return zeros with the dtype and device of ``like``. On a CPU, they take memory only once they are written.
 
     torch writes its zeros. All positions of all slots are gigabytes, of which most are never used.

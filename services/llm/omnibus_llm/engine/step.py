@@ -15,6 +15,7 @@ from omnibus.bus.messages import BatchCounts
 from omnibus.errors import Fatal
 from omnibus_llm.engine.cross_attention_cache import CrossCache
 from omnibus_llm.engine.decode_pass import DecodePass, FixedPass, record_cuda_graphs
+from omnibus_llm.engine.paired_cache import PairedCache, PairedPass
 from omnibus_llm.engine.prompt_group import FilledPrompt
 from omnibus_llm.engine.sampler import choose_tokens
 from omnibus_llm.engine.separate_caches import SeparateCaches
@@ -122,7 +123,7 @@ class Steps(Generic[S]):
 
     def _new_cache(self) -> Cache:
         """Return a cache of one sequence: of all positions in all layers, or what the model itself keeps."""
-        has_own = isinstance(self._cache, StateCache | SeparateCaches)
+        has_own = isinstance(self._cache, StateCache | SeparateCaches | PairedCache)
         return self._decoder.new_cache() if has_own else DynamicCache()
 
     # Slots
@@ -281,6 +282,9 @@ def _choose_cache(
     if not getattr(decoder, "batches", True):
         separate_caches = SeparateCaches(decoder, slots, context)
         return separate_caches, separate_caches
+    if getattr(decoder, "pairs", False):
+        paired_cache = PairedCache(slots, context, decoder.layers)
+        return paired_cache, PairedPass(decoder, paired_cache)
     cross_layers = getattr(decoder, "crossed", ())
     if cross_layers:
         cross_cache = CrossCache(slots, context, decoder.layers, cross_layers)

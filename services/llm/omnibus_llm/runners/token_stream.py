@@ -5,12 +5,11 @@ A window is decoded again with every token.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from tokenizers.decoders import DecodeStream
 
 from omnibus_llm.runners.detokenize import UNFINISHED, Detokeniser, TokenDecoder
-from omnibus_models.contract import Reader
 
 #: Tokens without a character after which a window is decoded instead: the stream would decode all of them with each
 #: token.
@@ -106,7 +105,15 @@ class CleanedText:
         return self._clean(self._held + self._detokeniser.flush())
 
 
-def open_detokeniser(reader: Reader, *, skip_special: bool = True) -> TokenDecoder:
+class TextDecoder(Protocol):
+    """The part of a ``Reader`` that turns tokens into text."""
+
+    tokenizer: Any
+
+    def decode_ids(self, ids: Sequence[int]) -> str: ...
+
+
+def open_detokeniser(reader: TextDecoder, *, skip_special: bool = True) -> TokenDecoder:
     """Return the cheapest decoder with the text of all tokens; ``skip_special`` omits special ones."""
     tokenizer = reader.tokenizer
     backend = getattr(tokenizer, "backend_tokenizer", None)

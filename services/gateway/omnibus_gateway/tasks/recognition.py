@@ -1,0 +1,58 @@
+"""Requests to recognizers: models of an audio encoder and a text decoder."""
+
+from omnibus.errors import BadRequest
+from omnibus.task import CompositeTask, use
+from omnibus.task.library import RecordingInput, TranscribeParams, Transcript
+from omnibus.task.runtime import run as run_task
+from omnibus_gateway.media.inspect import InspectedMedia, estimate_tokens
+from omnibus_gateway.pricing.headers import PriceOptions
+from omnibus_gateway.request.arena_inputs import MAX_READERS, place_input
+from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.tasks.resolve import TaskCache, create_recognition_task
+
+APP = "transcriptions"
+
+#: Expected tokens of text in a token of audio: a person speaks about three words in a second.
+_TEXT_SHARE = 0.2
+
+
+class Recognizers:
+    """The recognizers of the plan. Other models transcribe in a chat."""
+
+    def __init__(self, runs: RequestFactory) -> None:
+        self._runs = runs
+        self._tasks = TaskCache(runs.router, create_recognition_task)
+
+    def find_task(self, model: str) -> CompositeTask | None:
+        """Return the task of ``model``; None for a model or app that is not a recognizer."""
+        plan = self._runs.router.plan
+        if plan is None or model not in plan.models:
+            return None
+        try:
+            return self._tasks.get_task(model)
+        except BadRequest:
+            return None
+
+    def open_request(
+        self, model: str, task: CompositeTask, seed: int | None, pinned_path: str, prices: PriceOptions
+    ) -> ClientRequest:
+        """Open a request to the recognizer ``model``. Raises ``Overloaded``, and as ``Quotes.open_check``."""
+        run = self._runs.open_request(APP, model, seed=seed, pinned_path=pinned_path)
+        run.price = self._runs.quotes.open_check(prices, task)
+        return run
+
+    async def transcribe(
+        self, run: ClientRequest, task: CompositeTask, item: InspectedMedia, params: TranscribeParams
+    ) -> Transcript:
+        """Send the recording ``item`` with ``params``; return the transcript, which you must read."""
+        runs, info = self._runs, item.info
+        about = (info.modality, info.mime, info.sha256)
+        media = await place_input(
+            runs.tensors, run.kept, item.data, about, run.inputs_name, run.deadline, MAX_READERS, run.salt
+        )
+        tokens = estimate_tokens(info)
+        request = RecordingInput(media=media, params=params, work=tokens, answer=max(1, int(tokens * _TEXT_SHARE)))
+        with use(run):
+            transcript: Transcript = await run_task(task.invoke, request)
+        return transcript
