@@ -92,7 +92,10 @@ _LIMITS = (
 
 
 def shrink_config(config: Any) -> Any:
-    """Return a copy of the text configuration ``config`` of a model with one layer of each kind."""
+    """Return a small copy of the text configuration ``config``.
+
+    The model has one layer of each kind.
+    """
     return type(config).from_dict(shrink_fields(config.to_dict()))
 
 
@@ -282,7 +285,10 @@ def _shrink_value(name: str, value: Any, old_count: int, chosen: list[int]) -> A
 
 
 def _shrink_dict(name: str, value: dict[Any, Any], chosen: list[int]) -> dict[Any, Any]:
-    """Shrink a configuration of a part, or one of single layers, whose keys are their numbers."""
+    """Shrink a configuration of a part, or one of single layers.
+
+    Keys of the latter are numbers of layers.
+    """
     if all(isinstance(key, int) or key.isdigit() for key in value):
         return {type(next(iter(value)))(place): value[key] for place, key in _layer_keys(value, chosen)}
     return shrink_fields(value) if name.endswith("_config") else value

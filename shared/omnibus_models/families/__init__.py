@@ -64,7 +64,10 @@ def _pipeline_family(index: Mapping[str, Any]) -> ModelFamily:
 
 
 def _generic_family(name: str, config: Mapping[str, Any]) -> str:
-    """Return the family of recognizers, or of language models with or without encoders, of the type ``name``, or ""."""
+    """Return the generic family of the type ``name``, or "".
+
+    It is that of recognizers, or of language models with or without encoders.
+    """
     from transformers.models.auto import modeling_auto as auto
 
     if is_recognizer(name, config):
@@ -76,14 +79,20 @@ def _generic_family(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _is_class_of(config: Mapping[str, Any], known: str | Sequence[str], but: str = " ") -> bool:
-    """Return whether the class of ``config`` is among the ``known`` ones, and does not end with ``but``."""
+    """Return whether the class of ``config`` is among the ``known`` ones.
+
+    Classes that end with ``but`` do not count.
+    """
     classes = (known,) if isinstance(known, str) else known
     [architecture, *_] = config.get("architectures") or [*classes, ""]
     return architecture in classes and not architecture.endswith(but)
 
 
 def is_recognizer(name: str, config: Mapping[str, Any]) -> bool:
-    """Return whether transformers loads ``config`` of type ``name`` as a recognizer with an encoder and a decoder."""
+    """Return whether transformers loads ``config`` of type ``name`` as a recognizer.
+
+    Only recognizers with an encoder and a decoder count.
+    """
     from transformers import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 

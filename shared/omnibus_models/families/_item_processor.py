@@ -60,7 +60,10 @@ class ItemProcessor:
                     self.placeholders[modality] = text, ids[0]
 
     def with_tokens(self, model_tokens: Callable[[Tensor], Tensor]) -> "ItemProcessor":
-        """Return this processor for a model with other tokens, for each of which ``model_tokens`` returns its own."""
+        """Return this processor for a model with other tokens.
+
+        ``model_tokens`` returns the model's token for each of the processor's.
+        """
         changed = copy.copy(self)
         changed.model_tokens = model_tokens
         return changed
@@ -118,7 +121,10 @@ class ItemProcessor:
         return Prepared(modality, features, meta)
 
     def call_processor(self, text: str, items: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Return the processor's output, of one row, for a ``text`` with placeholders and its decoded ``items``."""
+        """Return the processor's output for a ``text`` with placeholders and its decoded ``items``.
+
+        It has one row.
+        """
         options: dict[str, Any] = {}
         for modality, values in items.items():
             if modality == "video":
@@ -141,7 +147,10 @@ class ItemProcessor:
         return output
 
     def write_prompt(self, text: str, modality: str) -> str:
-        """Return ``text`` with placeholders for ``MEDIUM``, as a message in the chat template if there is one."""
+        """Return ``text`` with placeholders for ``MEDIUM``.
+
+        If there is a chat template, it is a message in it.
+        """
         if not getattr(self.processor, "chat_template", None):
             return text.replace(MEDIUM, self.placeholders[modality][0])
         texts = text.split(MEDIUM)
@@ -158,7 +167,10 @@ class ItemProcessor:
         return rendered
 
     def token_kinds(self, ids: Any) -> Tensor | None:
-        """Return the kind of each token of expanded prompts ``ids`` [B, T], or None if the processor has no rule."""
+        """Return the kind of each token of expanded prompts ``ids`` [B, T].
+
+        It is None if the processor has no rule.
+        """
         create_kinds = getattr(self.processor, "create_mm_token_type_ids", None)
         if create_kinds is None or len(inspect.signature(create_kinds).parameters) != 1:
             return None
@@ -166,7 +178,10 @@ class ItemProcessor:
 
     @cached_property
     def _frames(self) -> dict[str, tuple[str, int, int]]:
-        """A prompt with one medium of each modality, and the numbers of tokens before and after its placeholder."""
+        """A prompt with one medium of each modality.
+
+        The numbers are those of the tokens before and after its placeholder.
+        """
         frames = {}
         for modality, (_, token) in self.placeholders.items():
             text = self.write_prompt(MEDIUM, modality)
@@ -178,7 +193,10 @@ class ItemProcessor:
         return frames
 
     def expand_prompt(self, text: str, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
-        """Return the tokens of ``text`` with its placeholders expanded, and where those of each medium begin."""
+        """Return the tokens of ``text`` with its placeholders expanded.
+
+        The second value contains the place at which the tokens of each medium begin.
+        """
         tokens: list[int] = []
         starts: list[int] = []
         remaining = iter(media)

@@ -1,4 +1,7 @@
-"""The modules that each component of a model with encoders uses, found by running a small random copy."""
+"""The modules that each component of a model with encoders uses.
+
+A run of a small random copy shows them.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -67,7 +70,10 @@ class _UsedParameters(TorchFunctionMode):
 
 
 def used_parameters(module: nn.Module, function: Callable[[], R]) -> tuple[set[str], R]:
-    """Return the names of the parameters of ``module`` that ``function`` uses, and its result."""
+    """Call ``function``; return the parameters of ``module`` that it uses, and its result.
+
+    Parameters are given by their names.
+    """
     with _UsedParameters() as used:
         result = function()
     named = module.named_parameters(remove_duplicate=False)

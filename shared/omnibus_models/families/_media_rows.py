@@ -59,7 +59,7 @@ def pack_output(output: Any) -> MediaRows:
 
 
 def join_items(items: Sequence[MediaRows]) -> Any:
-    """Return the output that the encoder would have given for all ``items`` of one modality in order.
+    """Return the encoder's output for all ``items`` of one modality in order.
 
     Raises ``ValueError`` if their forms do not fit together, or the rows of one do not fit its form.
     """
@@ -79,7 +79,10 @@ def join_items(items: Sequence[MediaRows]) -> Any:
 
 
 def _find_mask(fields: Mapping[str, Any], rows: Any) -> str:
-    """Return the name of the field that says which of the ``rows`` [B, T, H] are not padding, or ""."""
+    """Return the name of the field that marks the ``rows`` [B, T, H] that are not padding.
+
+    It is empty if there is none.
+    """
     if not isinstance(rows, Tensor) or rows.dim() != 3:
         return ""
     masks = (name for name, value in fields.items() if isinstance(value, Tensor) and not value.is_floating_point())

@@ -178,7 +178,10 @@ class OwnPrompts:
         return values
 
     def _join_media(self, media: Sequence[Encoded]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the joined outputs of encoders by modality, and the joined small outputs of the processor."""
+        """Return the joined outputs of encoders by modality.
+
+        The second value contains the joined small outputs of the processor.
+        """
         outputs: dict[str, Any] = {}
         inputs: dict[str, Any] = {}
         for modality in MODALITIES:
@@ -193,7 +196,10 @@ class OwnPrompts:
         return outputs, inputs
 
     def _join_inputs(self, values: Sequence[Any]) -> Any:
-        """Return a tensor of the ``values`` of items, padded to the same shape, or a list of texts."""
+        """Return a tensor of the ``values`` of items, padded to the same shape.
+
+        Texts become a list.
+        """
         if any(isinstance(value, str) for value in values):
             return list(values)
         try:
@@ -214,7 +220,10 @@ def _read_tensor(value: Any) -> Tensor:
 
 
 def _paddings(tensor: Tensor, sizes: Sequence[int]) -> list[int]:
-    """Return the argument of ``pad`` that gives ``tensor`` the ``sizes`` of all axes but the first."""
+    """Return the argument of ``pad`` that gives ``tensor`` these ``sizes``.
+
+    They are those of all axes but the first.
+    """
     return [count for axis in range(len(sizes), 0, -1) for count in (0, sizes[axis - 1] - tensor.shape[axis])]
 
 

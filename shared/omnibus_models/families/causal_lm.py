@@ -63,7 +63,10 @@ class OwnDecoder(LanguageDecoder):
         return rows if self._layer_table is None else torch.cat([rows, self._layer_table(ids)], dim=-1)
 
     def add_layer_rows(self, rows: Tensor, options: dict[str, Any]) -> Tensor:
-        """Return ``rows`` [B, T, H] as ``embed`` does, with the embeddings for each layer taken from ``options``."""
+        """Return ``rows`` [B, T, H] as ``embed`` does.
+
+        The embeddings for each layer are taken from ``options``.
+        """
         if self._layer_table is None:
             return rows
         return torch.cat([rows, options.pop("per_layer_inputs").flatten(2)], dim=-1)

@@ -1,4 +1,7 @@
-"""Blocks of a modular pipeline of diffusers, run in parts that have only the models their blocks name."""
+"""Blocks of a modular pipeline of diffusers, run in parts.
+
+Each part has only the models that its blocks name.
+"""
 
 import copy
 import functools
@@ -139,7 +142,10 @@ class ModularPart:
         return own
 
     def open_state(self, values: Mapping[str, Any], packed: Sequence[Tensor] = ()) -> Any:
-        """Return a state with the defaults of the whole pipeline, ``values``, and those of earlier parts."""
+        """Return a state with the defaults of the whole pipeline and ``values``.
+
+        The values of earlier parts are in it as well.
+        """
         state = PipelineState()
         for name, each in self.inputs.items():
             state.set(name, each.default, each.kwargs_type)

@@ -104,7 +104,10 @@ class ModularImageEncoder(_PartComponent):
         return self.pack_image(media.decode_image(data, self._limits).convert("RGB"), picture)
 
     def pack_image(self, image: Image.Image, picture: ImageSpec) -> Tensor:
-        """Return ``image`` with the size of ``picture``, or with its own if that is 0, of about a megapixel at most."""
+        """Return ``image`` with the size of ``picture``.
+
+        If that is 0, the image has its own size, or about a megapixel if it is larger.
+        """
         if "image" not in self.inputs or not self._part.names:
             raise errors.BadRequest("this model generates images from text alone; remove the image", param="image")
         scale = min(1.0, math.sqrt(_DEFAULT_SIDE**2 / (image.width * image.height)))
@@ -218,7 +221,10 @@ class ModularDecoder(_PartComponent):
 
     @torch.inference_mode()
     def decode(self, latents: Tensor) -> Tensor:
-        """Decode packed values to an image, uint8 [H, W, 3], or to frames, uint8 [frames, H, W, 3]."""
+        """Decode packed values to an image or to frames.
+
+        An image is uint8 [H, W, 3], and frames are uint8 [frames, H, W, 3].
+        """
         part = self._part
         state = part.run_blocks(part.open_state({"output_type": "np"}, [latents]), part.copy_pipeline())
         output = next(value for name in OUTPUTS if (value := state.get(name)) is not None)

@@ -47,7 +47,10 @@ class ModularFamily:
         return _KINDS[component](modular_blocks.ModularPart(pipeline, checkpoint, names, device, dtype))
 
     def image_defaults(self, checkpoint: Path) -> dict[str, int | bool]:
-        """Return the fields of ``omnibus.plan.ImageDefaults``, by the inputs of blocks and the checkpoint's models."""
+        """Return the fields of ``omnibus.plan.ImageDefaults``.
+
+        They follow from the inputs of blocks and from the checkpoint's models.
+        """
         if self.name != "modular_image":
             return {}
         pipeline = modular_blocks.open_pipeline(find_class(checkpoint), checkpoint)

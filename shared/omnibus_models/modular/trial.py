@@ -55,7 +55,10 @@ class PipelineVerdict(msgspec.Struct, frozen=True):
 
 
 def find_fault(cls: Any, checkpoint: Path, image: Image.Image | None = None) -> str:
-    """Return why the components of ``checkpoint`` do not give the bits of the whole pipeline ``cls``, or ""."""
+    """Return why the components of ``checkpoint`` do not give the bits of the whole pipeline.
+
+    It is empty if they do. ``cls`` is the class of the pipeline.
+    """
     try:
         expected, size = _run_whole(cls, checkpoint, image)
         given = _run_apart(cls, checkpoint, size, image)
@@ -134,7 +137,10 @@ def _run_apart(
 
 
 def admit_pipeline(cls: Any) -> PipelineVerdict:
-    """Raise ``Fatal`` if the components of a small copy of ``cls`` never give the bits of the whole pipeline."""
+    """Raise ``Fatal`` if the components of ``cls`` never give the bits of the whole pipeline.
+
+    A small copy of it decides.
+    """
     verdict = find_verdict(cls)
     if verdict.text and verdict.image:
         raise errors.Fatal(f"{cls.__name__} of diffusers {diffusers.__version__} is not served: {verdict.text}")
