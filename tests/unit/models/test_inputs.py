@@ -15,11 +15,13 @@ PARTS = {"image_processor": "image", "video_processor": "video", "feature_extrac
 @pytest.mark.parametrize("name", [name for name, entry in KNOWN.items() if entry.encoders])
 def test_each_input_of_the_librarys_processor_has_an_encoder_that_takes_it(tmp_path: Path, name: str):
     checkpoint = tiny.build(name, tmp_path / name)
-    encoders = KNOWN[name].encoders
-
     parts = AutoProcessor.from_pretrained(checkpoint).get_attributes()
+    modalities = {PARTS[part] for part in parts if part in PARTS}
+    encoders = KNOWN[name].encoders
+    if name == "multimodal_lm":  # those of its checkpoint, not all that any may have
+        encoders = {kind: by for kind, by in encoders.items() if kind in modalities}
 
-    assert {PARTS[part] for part in parts if part in PARTS} == {*encoders}
+    assert modalities == {*encoders}
     for component in {*encoders.values()}:
         encoder = families.load_family(name).load(component, checkpoint)
         assert encoder.modalities == {kind for kind, by in encoders.items() if by == component}

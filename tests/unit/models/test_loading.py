@@ -156,6 +156,7 @@ class SlowLoadModule(torch.nn.Module):
     """A module that records the largest number of concurrent loads."""
 
     inside = most = 0
+    _keep_in_fp32_modules = None
 
     @classmethod
     def from_pretrained(cls, *_: Any, **__: Any) -> tuple[torch.nn.Module, dict[str, list[str]]]:
