@@ -4,17 +4,18 @@ The planner writes a ``Plan``, and gateways read it. Both must decide one thing 
 request, given its number and the plan's rates alone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from math import sqrt
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, UnsetType
 
 from omnibus.errors import BadRequest, ProtocolError
 from omnibus.families import catalog
 from omnibus.graph import UNREADABLE, WIRE_VERSION
+from omnibus.model_defaults import ImageDefaults, SamplingDefaults
 
 #: Suffix of a candidate's options; the rest is the name of the option that they are compared with.
 CANDIDATE_MARK = "@canary"
@@ -72,59 +73,6 @@ class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_candidate(self) -> bool:
         """True if it contains an option of a candidate under test."""
         return any(option.endswith(CANDIDATE_MARK) for option in self.options.values())
-
-
-class ImageDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Defaults of a model that generates images: pixels, steps and guidance; and its limits.
-
-    Defaults apply to requests without these values. 0 and None mean the family's defaults. Sides of images are
-    multiples of ``side_multiple``; 0 leaves that to the executor. ``negative_prompt`` and ``image`` are false for a
-    model that takes none.
-    """
-
-    width: int = 0
-    height: int = 0
-    steps: int = 0
-    guidance: float | None = None
-    side_multiple: int = 0
-    negative_prompt: bool = True
-    image: bool = True
-
-    def check_request(self, model: str, wish: Mapping[str, Any], images: int) -> None:
-        """Raise ``BadRequest`` if ``model`` cannot make ``wish``, a request with so many ``images``."""
-        sides = (wish.get("width") or 0, wish.get("height") or 0)
-        if self.side_multiple and any(side % self.side_multiple for side in sides):
-            raise BadRequest(
-                f"{model} makes images whose sides are multiples of {self.side_multiple}, not {sides[0]}x{sides[1]}",
-                param="size",
-            )
-        if wish.get("negative_prompt") and not self.negative_prompt:
-            raise BadRequest(f"{model} takes no negative prompt: omit it", param="negative_prompt")
-        if images and not self.image:
-            raise BadRequest(f"{model} generates images from text alone: omit the image", param="image")
-
-
-class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Defaults of a model for sampling text.
-
-    They apply to requests without these values. None leaves a value to the checkpoint's ``generation_config.json``. If
-    ``checkpoint`` is false, None means plain sampling: all tokens by their probabilities.
-    """
-
-    checkpoint: bool = True
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    max_tokens: Annotated[int, Meta(ge=1)] | None = None
-
-    def values(self) -> dict[str, float]:
-        """Return the declared values."""
-        given = msgspec.structs.asdict(self)
-        return {name: value for name, value in given.items() if value is not None and name != "checkpoint"}
 
 
 class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

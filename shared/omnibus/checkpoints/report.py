@@ -33,7 +33,7 @@ class Report(msgspec.Struct, frozen=True):
     ``lost`` are missing files that an index names, ``broken`` are the faults of others. ``vllm`` is the reason why vLLM
     cannot run its language model, empty if it can. ``adapters`` are the LoRA adapters that were checked with it, and
     why each does not fit; empty if it does. ``sampling`` is that of ``generation_config``, recommended by its authors.
-    ``image_defaults`` are the fields of ``omnibus.plan.ImageDefaults`` that the checkpoint has.
+    ``image_defaults`` are the fields of ``omnibus.model_defaults.ImageDefaults`` that the checkpoint has.
     """
 
     path: str

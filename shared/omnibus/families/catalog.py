@@ -70,7 +70,7 @@ ON_DEMAND_MODELS = {known.tiny: name for name, known in KNOWN.items() if known.t
 #: Small models trained on a world of coloured shapes and tones: name to family. They run on request.
 WORLD = {"qwen2.5-omni-world": "qwen2_5_omni", "qwen-image-world": "qwen_image"}
 
-#: Defaults of the trained model that generates images; see ``omnibus.plan.ImageDefaults``.
+#: Defaults of the trained model that generates images; see ``omnibus.model_defaults.ImageDefaults``.
 WORLD_IMAGE_DEFAULTS = {"qwen-image-world": {"width": 64, "height": 64, "steps": 8, "guidance": 2.0}}
 
 #: Further tiny models that run on request, and the tiny model whose encoder each of them shares.

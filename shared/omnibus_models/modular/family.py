@@ -47,7 +47,7 @@ class ModularFamily:
         return _KINDS[component](modular_blocks.ModularPart(pipeline, checkpoint, names, device, dtype))
 
     def image_defaults(self, checkpoint: Path) -> dict[str, int | bool]:
-        """Return the fields of ``omnibus.plan.ImageDefaults``.
+        """Return the fields of ``omnibus.model_defaults.ImageDefaults``.
 
         They follow from the inputs of blocks and from the checkpoint's models.
         """

@@ -20,7 +20,10 @@ def test_each_component_names_the_weights_that_it_misses(tmp_path: Path, name: s
     stored_tensors = {path: load_file(path) for path in sorted(whole.rglob("*.safetensors"))}
 
     for component in family.components:
-        weight, path, key = choose_weight(family.load(component, whole).module, stored_tensors)
+        module = family.load(component, whole).module
+        if not any(True for _ in module.parameters()):
+            continue  # a pipeline from text alone encodes no image
+        weight, path, key = choose_weight(module, stored_tensors)
         lacking = copy_without(whole, tmp_path / component, path, key, stored_tensors)
 
         with pytest.raises(Fatal) as caught:

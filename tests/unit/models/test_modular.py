@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from omnibus.errors import BadRequest, ContextTooLong, Fatal
-from omnibus.plan import ImageDefaults
+from omnibus.model_defaults import ImageDefaults
 from omnibus_models import tiny
 from omnibus_models.contract import ImageSpec
 from omnibus_models.families import family_of

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.plan import LANGUAGE_COMPONENTS, DeploymentOption, ImageDefaults
+from omnibus.model_defaults import ImageDefaults
+from omnibus.plan import LANGUAGE_COMPONENTS, DeploymentOption
 from omnibus.process import run_module
 from omnibus.suggestions import closest_name
 from omnibus_planner.declared import declarations_file

@@ -12,7 +12,8 @@ from omnibus.checkpoints.precheck import read_modalities
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.families import catalog
 from omnibus.families.specs import KNOWN
-from omnibus.plan import LANGUAGE_COMPONENTS, DeploymentOption, ImageDefaults, ModelPlan, Path, SamplingDefaults
+from omnibus.model_defaults import ImageDefaults, SamplingDefaults
+from omnibus.plan import LANGUAGE_COMPONENTS, DeploymentOption, ModelPlan, Path
 from omnibus_planner.declared import planned_spec
 
 #: Services that run executors.

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from omnibus.bus.messages import ExecutorStatus, decode_status, encode
-from omnibus.plan import DeploymentOption, ModelPlan, Plan, SamplingDefaults
+from omnibus.model_defaults import SamplingDefaults
+from omnibus.plan import DeploymentOption, ModelPlan, Plan
 from omnibus_gateway.openai.parse import parse_chat
 from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.sampling_defaults import NEUTRAL, ModelSampling
