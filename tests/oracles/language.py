@@ -24,6 +24,21 @@ def generate_answer(checkpoint: Path, messages: Messages, max_tokens: int, **mor
     return answer_ids, tokenizer.decode(answer_ids, skip_special_tokens=True)
 
 
+def answer_margin(checkpoint: Path, messages: Messages, max_tokens: int) -> float:
+    """The smallest lead of a greedy token over the second one, in logits."""
+    model, _ = _load_whole(checkpoint)
+    ids = torch.tensor([make_prompt(checkpoint, messages)])
+    out = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return min(float(first - second) for first, second in (logits[0].topk(2).values for logits in out.logits))
+
+
 def make_prompt(checkpoint: Path, messages: Messages) -> list[int]:
     """The ids of a chat, ready for an answer."""
     _, tokenizer = _load_whole(checkpoint)
