@@ -3,11 +3,7 @@
 Two requests run at the same time, step by step, so that state on a model would mix them.
 """
 
-import json
-import logging
-import os
 import tempfile
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,6 @@ import transformers
 from PIL import Image
 
 from omnibus import errors
-from omnibus.checkpoints.tensor_digests import cache_directory
 from omnibus_models.contract import Encoded, ImageSpec
 from omnibus_models.modular import blocks as modular_blocks
 from omnibus_models.modular.components import (
@@ -31,8 +26,8 @@ from omnibus_models.modular.components import (
     to_bytes,
 )
 from omnibus_models.tiny import _pipelines
+from omnibus_models.verdicts import find_stored, verdict_path
 
-_log = logging.getLogger(__name__)
 _FORMAT = 1  # of stored results
 
 #: Prompts and seeds of the requests.
@@ -149,21 +144,8 @@ def admit_pipeline(cls: Any) -> PipelineVerdict:
 
 def find_verdict(cls: Any) -> PipelineVerdict:
     """Return how a small copy of ``cls`` runs in components. A trial's result is stored."""
-    versions = [_FORMAT, diffusers.__version__, transformers.__version__, torch.__version__]
-    name = blake2b(json.dumps([*versions, cls.__name__]).encode(), digest_size=16).hexdigest()
-    path = cache_directory() / "admission" / f"{cls.__name__}-{name}.json"
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=PipelineVerdict)
-    except (OSError, msgspec.MsgspecError):
-        verdict = try_class(cls)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(msgspec.json.encode(verdict))
-        temporary.replace(path)
-    except OSError as error:
-        _log.warning("the result of a trial is not stored: %s", error)
-    return verdict
+    key = [_FORMAT, diffusers.__version__, transformers.__version__, torch.__version__, cls.__name__]
+    return find_stored(verdict_path(key, f"{cls.__name__}-"), PipelineVerdict, lambda: try_class(cls))
 
 
 def try_class(cls: Any) -> PipelineVerdict:

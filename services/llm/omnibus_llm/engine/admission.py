@@ -5,12 +5,8 @@ the engine and in the library's ``generate``. Equal tokens prove little with ran
 result is stored for each configuration and version of the libraries.
 """
 
-import hashlib
-import json
 import logging
-import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -18,7 +14,6 @@ import torch
 import transformers
 from torch import Tensor
 
-from omnibus.checkpoints.tensor_digests import cache_directory
 from omnibus.errors import Fatal
 from omnibus_llm.engine.sampler import Picker
 from omnibus_llm.engine.sequence import DecoderSequence
@@ -26,6 +21,7 @@ from omnibus_llm.engine.step import Steps
 from omnibus_models.contract import Decoder, PrefillInputs, TokenSamplingParams
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
 from omnibus_models.miniature import VOCABULARY, build_copy, shrink_config
+from omnibus_models.verdicts import find_stored, verdict_path
 
 _log = logging.getLogger(__name__)
 
@@ -73,15 +69,10 @@ def find_verdict(cls: Any, config: Any, trial: Callable[[Any, Any], TrialVerdict
     """Return the verdict on the class ``cls`` with ``config``: a stored one, or that of ``trial`` (``try_class``)."""
     try:
         small = shrink_config(config)
-        path = verdict_path(cls, small)
+        path = verdict_path(describe_class(cls, small))
     except Exception as error:  # noqa: BLE001 whatever a stranger's configuration makes a library raise
         return _unproved(error)
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=TrialVerdict)
-    except (OSError, msgspec.MsgspecError):
-        verdict = (trial or try_class)(cls, small)
-        store_verdict(path, verdict)
-        return verdict
+    return find_stored(path, TrialVerdict, lambda: (trial or try_class)(cls, small))
 
 
 def try_class(cls: Any, config: Any) -> TrialVerdict:
@@ -271,19 +262,6 @@ def _unproved(error: Exception) -> TrialVerdict:
 # Stored verdicts
 
 
-def verdict_path(cls: Any, config: Any, more: str = "") -> Path:
-    """Return the file of the verdict on ``cls`` with ``config``. ``more`` describes what else a trial depends on."""
-    versions = [_FORMAT, transformers.__version__, torch.__version__]
-    key = json.dumps([*versions, cls.__name__, config.to_dict(), more], sort_keys=True, default=str)
-    return cache_directory() / "admission" / f"{hashlib.blake2b(key.encode(), digest_size=16).hexdigest()}.json"
-
-
-def store_verdict(path: Path, verdict: Any) -> None:
-    """Store ``verdict``, if the directory can be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_bytes(msgspec.json.encode(verdict))
-        temporary.replace(path)
-    except OSError as error:
-        _log.warning("the result of a trial is not stored: %s", error)
+def describe_class(cls: Any, config: Any) -> list[Any]:
+    """Return what a verdict on ``cls`` with ``config`` depends on."""
+    return [_FORMAT, transformers.__version__, torch.__version__, cls.__name__, config.to_dict()]

@@ -12,13 +12,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import torch
 import transformers
 from torch import Tensor
 
 from omnibus.errors import Fatal
-from omnibus_llm.engine.admission import ANSWER, TrialVerdict, find_mode, store_verdict, verdict_path
+from omnibus_llm.engine.admission import ANSWER, TrialVerdict, describe_class, find_mode
 from omnibus_models.contract import Encoded, PrefillInputs
 from omnibus_models.families._item_processor import MEDIUM, ItemProcessor, sample_items
 from omnibus_models.families._media_parts import find_class, split_copy
@@ -28,6 +27,7 @@ from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
 from omnibus_models.families.multimodal_lm import OwnThinker
 from omnibus_models.loading import remove_part
 from omnibus_models.miniature import SmallTokens, build_copy, shrink_parts
+from omnibus_models.verdicts import find_stored, verdict_path
 
 _log = logging.getLogger(__name__)
 
@@ -55,15 +55,10 @@ def admit_thinker(thinker: OwnThinker) -> None:
 def find_media_verdicts(cls: Any, config: Any, processor: ItemProcessor) -> dict[str, TrialVerdict]:
     """Return the verdicts of ``try_parts``: stored ones, or those of a trial."""
     try:
-        path = verdict_path(cls, config, str(processor.processor))
+        path = verdict_path([*describe_class(cls, config), str(processor.processor)])
     except Exception as error:  # noqa: BLE001 whatever a stranger's configuration makes a library raise
         return {"": _refused(error)}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, TrialVerdict])
-    except (OSError, msgspec.MsgspecError):
-        verdicts = try_parts(cls, config, processor)
-        store_verdict(path, verdicts)
-        return verdicts
+    return find_stored(path, dict[str, TrialVerdict], lambda: try_parts(cls, config, processor))
 
 
 class MediaTrial:
