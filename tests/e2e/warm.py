@@ -85,7 +85,8 @@ def fork_server_socket(for_vllm: bool = False) -> str:
     own = (*EXECUTOR_MODULES, *SERVICE_MODULES, *_COMMAND_MODULES)
     modules = (*_VLLM_MODULES, *EXECUTOR_MODULES) if for_vllm else own
     command = python_command("omnibus.up.fork_server", path, *modules)
-    process = subprocess.Popen(command, env=env, cwd=_ROOT, preexec_fn=die_with_parent())
+    # Executors lower the priority of their session, which must not be that of the tests.
+    process = subprocess.Popen(command, env=env, cwd=_ROOT, preexec_fn=die_with_parent(), start_new_session=True)
 
     def stop_server() -> None:
         process.terminate()

@@ -1,0 +1,1 @@
+"""What every engine path does on this machine's GPU, against the plain libraries: ``python -m tests.gpu``."""
