@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,9 @@ async def _measure(
         for name, path in found.items():
             with _reported(f"measured {name}"):
                 try:
-                    rows += await _measure_path(name, path, stack.url, device, tiny=tiny)
+                    async for row in _measure_path(name, path, stack.url, device, tiny=tiny):
+                        print(_format_row(row), file=sys.stderr, flush=True)  # a run may be cut off
+                        rows.append(row)
                 except Exception as error:  # noqa: BLE001 the other models are measured nevertheless
                     failures[name] = f"{type(error).__name__}: {error}"[:2000]
     if failures:
@@ -107,14 +109,13 @@ def _settings(device: Device) -> dict[str, str]:
     }
 
 
-async def _measure_path(name: str, path: Path, url: str, device: Device, *, tiny: bool) -> list[Row]:
+async def _measure_path(name: str, path: Path, url: str, device: Device, *, tiny: bool) -> AsyncIterator[Row]:
     async with httpx.AsyncClient(base_url=url, timeout=loads.ANSWER_WITHIN) as http:
-        bench = Bench(http, name, path, device, tiny)
         with _watch_gpu(device) as samples:
-            rows = [row async for row in paths.PATHS[name](bench)]
+            async for row in paths.PATHS[name](Bench(http, name, path, device, tiny)):
+                yield row
     if samples:
-        rows.append(Row(name, "GPU busy, mean of the path in percent", statistics.mean(samples)))
-    return rows
+        yield Row(name, "GPU busy, mean of the path in percent", statistics.mean(samples))
 
 
 @contextmanager
@@ -156,9 +157,12 @@ def _describe(device: Device) -> dict[str, str]:
 
 
 def _format_table(rows: Iterable[Row]) -> str:
-    lines = ["| model | measured | Omnibus | library | ratio |", "|---|---|---|---|---|"]
-    lines += [f"| {row.model} | {row.what} | {row.ours:.4g} | {_show(row.peer)} | {_show(row.ratio)} |" for row in rows]
-    return "\n".join(lines)
+    head = ["| model | measured | Omnibus | library | ratio |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *map(_format_row, rows)])
+
+
+def _format_row(row: Row) -> str:
+    return f"| {row.model} | {row.what} | {row.ours:.4g} | {_show(row.peer)} | {_show(row.ratio)} |"
 
 
 def _show(value: float | None) -> str:

@@ -82,6 +82,9 @@ RECIPES = {
     "linear": Recipe(
         "multimodal_lm", "multimodal_lm", {"": {"text_config": _QWEN3_5, "vision_config": {"out_hidden_size": 1024, "depth": 12}}}
     ),
+    "painter": Recipe("modular_image", "modular_image", {"transformer": _FLUX, "vae": _VAE}),
+    "recognizer": Recipe("speech_to_text", "speech_to_text", {"": _WHISPER}),
+    "sentences": Recipe("sentence_encoder", "sentence_encoder", {"": _BERT}),
     "speech": Recipe(
         "qwen2_5_omni", "qwen2_5_omni",
         {"": {
@@ -92,9 +95,6 @@ RECIPES = {
             "talker_config": _TALKER, "token2wav_config": _CODES_TO_WAVE,
         }},
     ),
-    "painter": Recipe("modular_image", "modular_image", {"transformer": _FLUX, "vae": _VAE}),
-    "recognizer": Recipe("speech_to_text", "speech_to_text", {"": _WHISPER}),
-    "sentences": Recipe("sentence_encoder", "sentence_encoder", {"": _BERT}),
 }  # fmt: skip
 
 

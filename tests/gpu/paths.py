@@ -122,19 +122,20 @@ async def measure_speech(bench: Bench) -> AsyncIterator[Row]:
         "modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "pcm16"},
     }  # fmt: skip
 
-    async def speak(text: str) -> loads.StreamedAnswer:
+    async def speak(text: str, path: str) -> loads.StreamedAnswer:
         messages = [{"role": "user", "content": text}]
-        return await loads.stream_answer(bench.http, "/v1/chat/completions", {**body, "messages": messages})
+        return await loads.stream_answer(bench.http, "/v1/chat/completions", {**body, "messages": messages}, path)
 
-    await speak(_PROMPT)
-    alone = await speak(f"again {_PROMPT}")
-    together, answers = await loads.time_together([partial(speak, f"{number} {_PROMPT}") for number in range(many)])
     peer = peers.speak(bench.checkpoint, bench.device, f"again {_PROMPT}")
-    yield bench.seconds("seconds for a second of speech, alone", alone.whole / alone.speech, peer)
-    yield bench.seconds(
-        f"seconds for a second of speech, {many} at once", together / sum(each.speech for each in answers), peer
-    )
-    yield Row(bench.model, "first audio, seconds", alone.first)
+    for path in ("M", "Th>Ta>V"):
+        await speak(_PROMPT, path)
+        alone = await speak(f"again {_PROMPT}", path)
+        calls = [partial(speak, f"{number} {_PROMPT}", path) for number in range(many)]
+        together, answers = await loads.time_together(calls)
+        speech = sum(each.speech for each in answers)
+        yield bench.seconds(f"seconds for a second of speech, {path}", alone.whole / alone.speech, peer)
+        yield bench.seconds(f"seconds for a second of speech, {many} at once, {path}", together / speech, peer)
+        yield Row(bench.model, f"first audio, {path}, seconds", alone.first)
 
 
 async def measure_painting(bench: Bench) -> AsyncIterator[Row]:
