@@ -110,9 +110,20 @@ def _plain_config(cls: type[M], checkpoint: Path, options: dict[str, Any]) -> di
     return {"config": plain}
 
 
-def find_attention(cls: Any) -> str:
-    """Return the attention implementation of the class ``cls`` of transformers: torch's, unless the class lacks it."""
-    return "sdpa" if cls._supports_sdpa else "eager"
+def find_attention(cls: Any, config: Any = None) -> str:
+    """Return the attention implementation of the class ``cls`` of transformers: torch's, unless the class lacks it.
+
+    With a ``config``, all parts of the model must have it.
+    """
+    if not cls._supports_sdpa:
+        return "eager"
+    try:
+        if config is not None:
+            with torch.device("meta"):
+                cls._from_config(copy.deepcopy(config), attn_implementation="sdpa")
+    except ValueError:
+        return "eager"
+    return "sdpa"
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -162,8 +173,12 @@ def _untie_weights(module: PreTrainedModel, drop: Sequence[str]) -> None:
     remaining_keys = {key: source for key, source in tied_keys.items() if not f"{key} {source}".startswith(tuple(drop))}
     remaining_keys = {key: source for key, source in remaining_keys.items() if not source.startswith(tuple(drop))}
     module._tied_weights_keys = remaining_keys
-    if not remaining_keys:
-        module.all_tied_weights_keys = {}
+    if not remaining_keys:  # parts that are models may still tie their own
+        module.all_tied_weights_keys = {
+            key: source
+            for key, source in module.all_tied_weights_keys.items()
+            if not (key.startswith(tuple(drop)) or source.startswith(tuple(drop)))
+        }
 
 
 def require_all(module: nn.Module, missing: Sequence[str], checkpoint: Path) -> None:

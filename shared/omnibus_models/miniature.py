@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+#: Codes of a vocoder, more than random models can choose.
+CODES = 4096
 _MAX_PARAMETERS = 300_000_000
 LAYERS = 2
 VOCABULARY = 256
@@ -75,6 +77,10 @@ _CHOSEN_EXPERTS = frozenset(
 _EXPERT_GROUPS = frozenset({"n_group", "topk_group"})
 _WINDOWS = frozenset({"sliding_window", "sliding_window_size", "attention_chunk_size", "window_size", "local_window"})
 _VOCABULARIES = frozenset({"vocab_size", "unpadded_vocab_size", "vocab_size_per_layer_input"})
+#: Widths of one part by another's: that of an encoder, or of the whole.
+_PART_WIDTHS = {"backbone_hidden_size": "", "cross_hidden_size": "encoder_config"}
+#: Vocoders of text-to-speech models.
+_VOCODERS = frozenset({"codec_config", "vocoder_config", "audio_encoder"})
 #: The most of each count in a copy.
 _LIMITS = (
     (_HEADS, 4),
@@ -97,6 +103,36 @@ def shrink_config(config: Any) -> Any:
     The model has one layer of each kind.
     """
     return type(config).from_dict(shrink_fields(config.to_dict()))
+
+
+def shrink_speech(config: Any) -> Any:
+    """Return a copy of the ``config`` of a text-to-speech model, as ``shrink_config`` does.
+
+    Its tokens and its vocoder stay, so that the checkpoint's processor fits the copy.
+    """
+    fields = _keep_sounds(config.to_dict(), shrink_fields(config.to_dict()))
+    for part in fields.values():
+        for name, source in _PART_WIDTHS.items():
+            if isinstance(part, dict) and name in part:
+                part[name] = fields.get(source, fields)["hidden_size"]
+        if isinstance(part, dict) and "codebook_size" in part:
+            part["codebook_size"] = CODES
+    return type(config).from_dict(fields)
+
+
+def _keep_sounds(fields: Mapping[str, Any], shrunk: dict[str, Any]) -> dict[str, Any]:
+    """Return ``shrunk`` with tokens, vocabularies and vocoders of ``fields``."""
+    kept = {
+        name: value
+        for name, value in fields.items()
+        if str(name).endswith((*_TOKENS, "vocab_size")) or name in _VOCODERS
+    }
+    parts = {
+        name: _keep_sounds(fields[name], value)
+        for name, value in shrunk.items()
+        if isinstance(value, dict) and isinstance(fields.get(name), dict)
+    }
+    return {**shrunk, **parts, **kept}
 
 
 def shrink_parts(config: Any) -> Any:
@@ -238,6 +274,16 @@ def build_copy(cls: Any, config: Any) -> Any:
         module = cls(config).float().eval().requires_grad_(False)
     redraw_weights(module)
     module.generation_config = GenerationConfig(pad_token_id=0)
+    return module
+
+
+def build_speech_copy(cls: Any, config: Any) -> Any:
+    """Return a random model as ``build_copy`` does, with codes that differ: codebooks are no parameters."""
+    module = build_copy(cls, config)
+    generator = torch.Generator().manual_seed(1)
+    for buffer in module.buffers():
+        if buffer.dim() > 1 and not buffer.any():
+            buffer.copy_(torch.randn(buffer.shape, generator=generator))
     return module
 
 

@@ -216,7 +216,20 @@ def _make_talker(component: str, settings: ExecutorSettings) -> Runner:
     return TalkRunner(component, *_checkpoint_source(settings), limits)
 
 
+def _make_speaker(component: str, settings: ExecutorSettings) -> Runner:
+    from omnibus_engines.component import ComponentSource
+    from omnibus_llm.runners.speaker import SpeakRunner
+
+    return SpeakRunner(ComponentSource(component, *_checkpoint_source(settings)), settings.threads)
+
+
 def _make_vocoder(component: str, settings: ExecutorSettings) -> Runner:
+    # The vocoder of a text-to-speech model takes the calls of that model.
+    if catalog.find_family(settings.family)["tasks"][component] == "synthesize":
+        from omnibus_engines.component import ComponentSource
+        from omnibus_generator.synthesizer import SynthesizeRunner
+
+        return SynthesizeRunner(ComponentSource(component, *_checkpoint_source(settings)), settings.threads)
     from omnibus_generator.vocoder import VocodeRunner, VocodeSettings
 
     return VocodeRunner(component, *_checkpoint_source(settings), VocodeSettings(threads=settings.threads))
@@ -318,6 +331,7 @@ _TRANSFORMERS_RUNNERS: dict[str, Callable[[str, ExecutorSettings], Runner]] = {
     "prefill": _make_prefill,
     "decode": _make_decode,
     "talker": _make_talker,
+    "speaker": _make_speaker,
     "vocoder": _make_vocoder,
     "text_encoder": _make_text_encoder,
     "embedder": _make_embedder,

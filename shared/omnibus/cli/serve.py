@@ -284,7 +284,10 @@ def example_command(served: Served, url: str) -> str:
         route, body = "rerank", {"query": "Hello", "documents": ["Good morning", "A red circle"]}
     elif "transcript" in gives:
         return f"curl {url}/audio/transcriptions -F {shlex.quote(f'model={served.model}')} -F file=@speech.wav"
+    elif "speech" in gives:
+        route, body = "audio/speech", {"input": "Good morning.", "voice": "alloy"}
     else:
         route, body = ("videos" if "video" in gives else "images/generations"), {"prompt": "a red circle"}
+    output = " -o speech.mp3" if route == "audio/speech" else ""
     data = shlex.quote(json.dumps({"model": served.model, **body}, ensure_ascii=False))
-    return f"curl {url}/{route} -H 'Content-Type: application/json' -d {data}"
+    return f"curl {url}/{route} -H 'Content-Type: application/json' -d {data}{output}"

@@ -25,6 +25,10 @@ MIME: dict[SoundFormat, str] = {
     "opus": "audio/ogg",
     "aac": "audio/aac",
 }
+#: Voices that clients of OpenAI send by default; one of the model's own voices replaces each.
+OPENAI_VOICES = (
+    "alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar",
+)  # fmt: skip
 #: Bounds of the factor by which audio is slowed down or sped up.
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 

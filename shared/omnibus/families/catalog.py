@@ -32,6 +32,7 @@ PAINTING = frozenset(
 _OUTPUT_KINDS = {
     "think": "text",
     "vocode": "speech",
+    "synthesize": "speech",
     "decode-image": "image",
     "decode-video": "video",
     "decode-audio": "sound",

@@ -3,9 +3,9 @@
 A family called ``x`` is the row ``x`` of this table and the modules ``omnibus_models.families.x`` and
 ``omnibus_models.tiny.x``. Its name is the ``model_type`` of its checkpoints, or the class of their diffusers pipeline
 in snake case without ``Pipeline``. ``causal_lm`` is any other language model of transformers, ``multimodal_lm`` any
-other one with encoders, ``sentence_encoder`` any text encoder, ``cross_encoder`` any reranker, and ``speech_to_text``
-any recognizer with an encoder and a decoder. ``modular_image`` and ``modular_video`` are any other pipeline that
-diffusers has in blocks.
+other one with encoders, ``sentence_encoder`` any text encoder, ``cross_encoder`` any reranker, ``speech_to_text`` any
+recognizer with an encoder and a decoder, and ``text_to_speech`` any text-to-speech model with a vocoder.
+``modular_image`` and ``modular_video`` are any other pipeline that diffusers has in blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,6 +20,7 @@ from omnibus.families.templates import (
     language_model,
     omni_model,
     speech_recognizer,
+    speech_synthesizer,
     text_embedder,
     text_reranker,
     video_generation,
@@ -56,6 +57,10 @@ _MLLAMA: Weights = {
 
 #: The decoder has all that is not the encoder's, by whatever name.
 _RECOGNIZER: Weights = {"audio": ("model.encoder.", "speecht5.encoder.", "speech_encoder."), "transcriber": ("",)}
+
+
+#: The speaker has all that is not the vocoder's, by whatever name.
+_SYNTHESIZER: Weights = {"vocoder": ("decoder.", "vocoder.", "codec_model.", "audio_encoder."), "speaker": ("",)}
 
 
 def _qwen_omni_weights(vocoder: str) -> Weights:
@@ -139,6 +144,9 @@ KNOWN: dict[str, FamilyDeclaration] = {
     "sentence_encoder": text_embedder("Sentence encoders of transformers", "sentence-encoder-tiny"),
     "speech_to_text": speech_recognizer(
         "Whisper and other recognizers of transformers", "speech-to-text-tiny", weights=_RECOGNIZER
+    ),
+    "text_to_speech": speech_synthesizer(
+        "VITS and other text-to-speech models of transformers", "text-to-speech-tiny", weights=_SYNTHESIZER
     ),
 }
 

@@ -96,6 +96,23 @@ def speech_recognizer(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
     )
 
 
+def speech_synthesizer(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
+    """A text-to-speech model, and its vocoder."""
+    return FamilyDeclaration(
+        title=title,
+        components=["speaker", "vocoder"],
+        tasks={"speaker": "speak", "vocoder": "synthesize"},
+        options={
+            "T": _deployment_option("llm", "speaker"),
+            "V": _deployment_option("generator", "vocoder"),
+            "TV": _deployment_option("llm", "speaker", "vocoder"),
+        },
+        paths=[{"options": ["T", "V"], "share": 70}, {"options": ["TV"], "share": 30}],
+        tiny=tiny,
+        **more,
+    )
+
+
 def vision_language(title: str, tiny: str, *modalities: str, encoder: str = "vision", **more: Any) -> FamilyDeclaration:
     """One ``encoder`` of ``modalities`` and a language model."""
     return FamilyDeclaration(

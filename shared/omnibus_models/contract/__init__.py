@@ -51,7 +51,17 @@ from omnibus_models.contract.recognition import (
     read_windows,
 )
 from omnibus_models.contract.retrieval import TextEmbedder, TextReranker
-from omnibus_models.contract.speech import Code, CodePredictor, Talker, Vocoder, Vocoding
+from omnibus_models.contract.speech import (
+    Code,
+    CodePredictor,
+    Speaker,
+    SpeakingOptions,
+    Synthesizer,
+    Talker,
+    Vocoder,
+    VocoderCall,
+    Vocoding,
+)
 
 __all__ = [
     "PLAIN_PROMPT",
@@ -81,9 +91,12 @@ __all__ = [
     "Reader",
     "RecognitionOptions",
     "Resumable",
+    "Speaker",
+    "SpeakingOptions",
     "SpeechDecoder",
     "SpeechEncoder",
     "Stepper",
+    "Synthesizer",
     "Talker",
     "TextEmbedder",
     "TextEncoder",
@@ -95,6 +108,7 @@ __all__ = [
     "TokenizedPrompt",
     "VideoDecoder",
     "Vocoder",
+    "VocoderCall",
     "Vocoding",
     "no_component",
     "read_windows",

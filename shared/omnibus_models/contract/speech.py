@@ -1,7 +1,8 @@
 """Talkers and vocoders: a language model's rows to codes, and codes to samples."""
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -76,3 +77,72 @@ class Vocoding(Protocol):
 
         It is ``samples`` or less. Call this before the first codes, which still start from the very first one.
         """
+
+
+@dataclass(frozen=True)
+class SpeakingOptions:
+    """Options of speech from text.
+
+    ``voice`` is a name of ``Speaker.voices``. ``speed`` is a factor, for speakers with ``sets_speed``. ``temperature``
+    0 is greedy, and ``max_tokens`` limits the steps; None is the checkpoint's own.
+    """
+
+    voice: str
+    speed: float = 1.0
+    temperature: float | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class VocoderCall:
+    """The arguments with which a model calls its vocoder: tensors and plain values.
+
+    With ``partial`` there is one tensor: codes that follow earlier ones on the last axis. A call with all of them ends
+    the series.
+    """
+
+    args: Sequence[Any]
+    named: Mapping[str, Any]
+    partial: bool = False
+
+
+class Speaker(ModelComponent, Protocol):
+    """A text-to-speech model without its vocoder."""
+
+    voices: Sequence[str]
+    sets_speed: bool  # whether it speaks at ``SpeakingOptions.speed`` itself
+
+    def require_options(self, options: SpeakingOptions) -> None:
+        """Raise ``BadRequest`` that names an option which the model lacks, with the voices that it has."""
+
+    def split_text(self, text: str) -> Sequence[str]:
+        """Return the parts of ``text`` that are spoken one after another; usually its sentences.
+
+        Raises ``BadRequest`` if the model can read no character of it.
+        """
+
+    def count_tokens(self, text: str, options: SpeakingOptions) -> int:
+        """Return the number of tokens of ``text`` that the model reads."""
+
+    def speak(
+        self,
+        text: str,
+        options: SpeakingOptions,
+        seed: int,
+        send: Callable[[VocoderCall], None],
+        check: Callable[[], None],
+    ) -> None:
+        """Speak ``text``, and ``send`` the calls of the vocoder.
+
+        ``seed`` fixes all noise. ``check`` is called in each step, and its exceptions end the speech.
+        """
+
+
+class Synthesizer(ModelComponent, Protocol):
+    """The vocoder of a ``Speaker``."""
+
+    rate: int  # samples per second
+    codes_per_second: float  # of calls with ``partial``; 0: there are none
+
+    def synthesize(self, call: VocoderCall) -> Tensor:
+        """Return the samples of ``call``, float32 [n] in [-1, 1]."""

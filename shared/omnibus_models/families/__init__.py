@@ -39,7 +39,8 @@ def family_of(checkpoint: Path) -> ModelFamily:
     which diffusers has in blocks, is of ``modular_image`` or ``modular_video``. A language model of transformers
     without a family of its own is of the family ``causal_lm``, or of ``multimodal_lm`` if it has encoders. Embedders
     and rerankers are of ``sentence_encoder`` and ``cross_encoder``, recognizers with an encoder and a decoder of
-    ``speech_to_text``. Raises ``NotFound`` if no configuration can be read, or the architecture is unknown.
+    ``speech_to_text``, and text-to-speech models of ``text_to_speech``. Raises ``NotFound`` if no configuration
+    can be read, or the architecture is unknown.
     """
     for index in (Path(checkpoint) / "model_index.json", Path(checkpoint) / "modular_model_index.json"):
         if index.exists():
@@ -70,6 +71,8 @@ def _generic_family(name: str, config: Mapping[str, Any]) -> str:
     """
     from transformers.models.auto import modeling_auto as auto
 
+    if _is_speaker(name, config):
+        return "text_to_speech"
     if is_recognizer(name, config):
         return "speech_to_text"
     if _is_class_of(config, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(name, ()), but="ForConditionalGeneration"):
@@ -99,7 +102,19 @@ def is_recognizer(name: str, config: Mapping[str, Any]) -> bool:
     architecture = MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES.get(name, "")
     if architecture not in (config.get("architectures") or [architecture or None]):
         return False
+    if _is_speaker(name, {"architectures": [architecture]}):
+        return False
     return bool(getattr(CONFIG_MAPPING[name], "is_encoder_decoder", False))
+
+
+def _is_speaker(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether ``config`` of type ``name`` is a text-to-speech model.
+
+    Other models of the same type may be recognizers.
+    """
+    from omnibus_models.families._speech_classes import CLASSES
+
+    return name in CLASSES and _is_class_of(config, CLASSES[name].cls)
 
 
 def _retrieval_family(checkpoint: Path, config: Mapping[str, Any]) -> str:

@@ -43,7 +43,7 @@ from omnibus_gateway.responses.service import Responses
 from omnibus_gateway.responses.sockets import ResponseSockets
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.images import ImageTasks
-from omnibus_gateway.tasks.recognition import Recognizers
+from omnibus_gateway.tasks.recognition import Recognizers, Speakers
 from omnibus_gateway.tenancy.deferred import DeferredWork
 from omnibus_gateway.videos.service import Videos
 
@@ -66,7 +66,10 @@ class RouteTable:
         translate = DialectTranslator(runs.router, chat, painters)
         chat_route = ChatRoute(settings, chat, image_chat_route, translate)
         recognizers = Recognizers(runs)
-        speech_route, transcription_route = SpeechRoute(settings, chat), TranscriptionRoute(settings, chat, recognizers)
+        speech_route, transcription_route = (
+            SpeechRoute(settings, chat, Speakers(runs)),
+            TranscriptionRoute(settings, chat, recognizers),
+        )
         translation_route = TranslationRoute(settings, chat, recognizers)
         context = ResponseContext(videos.store, chat)
         self._chatting = chat_route, speech_route, transcription_route, translation_route

@@ -1,6 +1,6 @@
-"""``POST /v1/audio/speech``: a text read aloud by a model that chats and speaks.
+"""``POST /v1/audio/speech``: a text read aloud by a text-to-speech model, or by one that chats and speaks.
 
-Such a model speaks only its own answers, so the text becomes its answer. The thinker does not choose tokens. It
+The latter speaks only its own answers, so the text becomes its answer. The thinker does not choose tokens. It
 receives them one by one (``say`` of ``ThinkInput.params``), and the talker receives its usual input. The messages
 around the text are fixed: ``SYSTEM``, followed by the client's ``instructions``, and ``USER``.
 """
@@ -11,7 +11,8 @@ from contextlib import aclosing
 from omnibus.encoding.audio import MIME, to_pcm16
 from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
-from omnibus.task import ChatOutput
+from omnibus.task import ChatOutput, CompositeTask
+from omnibus.task.library import SpeakingParams
 from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
@@ -22,17 +23,25 @@ from omnibus_gateway.openai.chat_request import AudioOutput, ChatRequest, UserMe
 from omnibus_gateway.openai.speech import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from omnibus_gateway.request.accumulator import AnswerAccumulator
 from omnibus_gateway.request.lifecycle import run_to_end
+from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.routing.sampling_defaults import ModelSampling
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.output_streams import open_output_streams
 from omnibus_gateway.tasks.prepared_chat import PreparedChat as AskedOfModel
+from omnibus_gateway.tasks.recognition import Speakers
 from omnibus_gateway.tasks.resolve import rename_params
 
 SYSTEM = "You read texts aloud, exactly as they are written."
 USER = "Read this text aloud:\n\n{text}"
 
 #: The names that clients use for parameters of a chat.
-_CLIENT_PARAM_NAMES = {"say": "input", "messages": "input", "audio.voice": "voice", "max_codes": "max_tokens"}
+_CLIENT_PARAM_NAMES = {
+    "say": "input",
+    "text": "input",
+    "messages": "input",
+    "audio.voice": "voice",
+    "max_codes": "max_tokens",
+}
 
 
 class SpeechRoute(PostRoute):
@@ -40,9 +49,9 @@ class SpeechRoute(PostRoute):
 
     reads_prices = True
 
-    def __init__(self, settings: GatewaySettings, chat: Chat) -> None:
+    def __init__(self, settings: GatewaySettings, chat: Chat, speakers: Speakers) -> None:
         super().__init__(settings)
-        self._chat = chat
+        self._chat, self._speakers = chat, speakers
         self.chats: Chat | AppChats = chat
 
     async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
@@ -51,38 +60,67 @@ class SpeechRoute(PostRoute):
             await self._send_speech(speech_request, post, sending)
 
     async def _send_speech(self, speech_request: SpeechRequest, post: PostRequest, sending: ResponseWriter) -> None:
-        run = sending.run = self.chats.open_request(speech_request.model, speech_request.seed, post.pinned)
-        if not run.model:
-            raise BadRequest(
-                f"{speech_request.model} is an app, which has no text-to-speech: use chat completions", param="model"
-            )
         sending.model = speech_request.model
-        self._chat.check_price(run, post.prices)
-        voice = self._chat.resolve_voice(speech_request.voice_name, speech_request.model)
+        task = self._speakers.find_task(speech_request.model)
+        if task is not None:
+            run = sending.run = self._speakers.open_request(
+                speech_request.model, task, speech_request.seed, post.pinned, post.prices
+            )
+            output = self._speak(speech_request, task, run)
+        else:
+            run = sending.run = self.chats.open_request(speech_request.model, speech_request.seed, post.pinned)
+            output = self._begin_chat(speech_request, run, post)
         got = run.answer = AnswerAccumulator(run.model_name, run.created)
         async with run_to_end(run):
-            output = await self._chat.begin_answer(
-                run, _prepare_chat(speech_request, voice, self._chat.usual_sampling(speech_request.model))
-            )
-            files = self._encode_file(speech_request, output, got)
+            files = self._encode_file(speech_request, await output, got)
             if speech_request.stream_format == "sse":
                 await sending.send_stream(_stream_events(files, got))
             else:
                 await sending.send_stream(files, MIME[speech_request.format].encode())
 
+    async def _speak(self, speech_request: SpeechRequest, task: CompositeTask, run: ClientRequest) -> ChatOutput:
+        """Return the speech of a text-to-speech model."""
+        if speech_request.instructions is not None:
+            raise BadRequest(f"{speech_request.model} follows no instructions: omit them", param="instructions")
+        params: SpeakingParams = {
+            "speed": speech_request.speed or 1.0,
+            "temperature": speech_request.temperature,
+            "max_tokens": speech_request.max_tokens,
+        }
+        speech_output = await self._speakers.speak(run, task, speech_request.input, speech_request.voice_name, params)
+        return ChatOutput(text=None, audio=speech_output.audio)
+
+    async def _begin_chat(self, speech_request: SpeechRequest, run: ClientRequest, post: PostRequest) -> ChatOutput:
+        """Return the speech of a model that chats."""
+        if not run.model:
+            raise BadRequest(
+                f"{speech_request.model} is an app, which has no text-to-speech: use chat completions", param="model"
+            )
+        self._chat.check_price(run, post.prices)
+        voice = self._chat.resolve_voice(speech_request.voice_name, speech_request.model)
+        return await self._chat.begin_answer(
+            run, _prepare_chat(speech_request, voice, self._chat.usual_sampling(speech_request.model))
+        )
+
     async def _encode_file(
         self, speech_request: SpeechRequest, output: ChatOutput, got: AnswerAccumulator
     ) -> AsyncIterator[bytes]:
         """Yield the file, in pieces that are not empty."""
-        sounding = AudioFileStream(speech_request.format, speech_request.speed or 1.0)
+        sounding: AudioFileStream | None = None
         async for batch in merge_streams(open_output_streams(output)):
             for name, item in batch:
-                got.add_item(name, item.data, item.array)
+                # The usage of a model without text comes with its audio.
+                got.add_item("text" if item.data.get("usage") else name, item.data, item.array)
                 if item.array is None:
                     continue
+                if sounding is None:
+                    own_speed = item.data.get("speed", 1.0)
+                    sounding = AudioFileStream(speech_request.format, (speech_request.speed or 1.0) / own_speed)
                 got.add_pcm(to_pcm16(item.array))
                 if data := await sounding.push(item.array, got.rate):
                     yield data
+        if sounding is None:
+            sounding = AudioFileStream(speech_request.format)
         if data := await sounding.close(got.rate):
             yield data
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from omnibus.encoding.audio import OPENAI_VOICES
 from omnibus.errors import BadRequest
 from omnibus_gateway.openai.realtime.session import (
     InputAudioUpdate,
@@ -21,7 +22,6 @@ from omnibus_gateway.openai.realtime.session import (
     is_given,
     voice_name,
 )
-from omnibus_gateway.tasks.chat import OPENAI_VOICES
 
 
 class ModelAbilities(NamedTuple):

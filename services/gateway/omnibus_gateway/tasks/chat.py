@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from omnibus.encoding.audio import OPENAI_VOICES
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.plan import ModelPlan
 from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
@@ -44,10 +45,6 @@ from omnibus_gateway.tasks.resolve import TaskCache, create_chat_task
 from omnibus_gateway.tasks.schema_check import SchemaCheck
 
 APP = "chat"
-#: Voices that clients send by default; one of the model's own voices replaces each.
-OPENAI_VOICES = (
-    "alloy", "ash", "ballad", "coral", "echo", "fable", "nova", "onyx", "sage", "shimmer", "verse", "marin", "cedar",
-)  # fmt: skip
 
 
 class PlainChat(NamedTuple):

@@ -36,12 +36,13 @@ def describe_model(name: str, plan: Plan) -> ModelFacts:
     embeds = _makes(resolve.create_embedding_task, name, plan) is not None
     ranks = _makes(resolve.create_reranking_task, name, plan) is not None
     recognizes = _makes(resolve.create_recognition_task, name, plan) is not None
+    speaks = _makes(resolve.create_speech_task, name, plan) is not None
     inputs = {*([] if recognizes else ["text"]), *model.encoders} | (
         {"image"} if painter and resolve.max_reference_images(painter) else set()
     )
     outputs = {
         "text": chats,
-        "audio": chats and model.has_talker,
+        "audio": (chats and model.has_talker) or speaks,
         "image": painter is not None,
         "video": films,
         "embedding": embeds,

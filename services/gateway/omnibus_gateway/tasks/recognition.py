@@ -1,31 +1,39 @@
-"""Requests to recognizers: models of an audio encoder and a text decoder."""
+"""Requests to recognizers (an audio encoder and a text decoder), and to text-to-speech models."""
+
+from collections.abc import Callable
 
 from omnibus.errors import BadRequest
+from omnibus.plan import Plan
 from omnibus.task import CompositeTask, use
-from omnibus.task.library import RecordingInput, TranscribeParams, Transcript
+from omnibus.task.library import (
+    RecordingInput,
+    SpeakingParams,
+    SpeechOutput,
+    SpokenInput,
+    TranscribeParams,
+    Transcript,
+)
 from omnibus.task.runtime import run as run_task
 from omnibus_gateway.media.inspect import InspectedMedia, estimate_tokens
 from omnibus_gateway.pricing.headers import PriceOptions
 from omnibus_gateway.request.arena_inputs import MAX_READERS, place_input
 from omnibus_gateway.request.factory import RequestFactory
 from omnibus_gateway.request.request import ClientRequest
-from omnibus_gateway.tasks.resolve import TaskCache, create_recognition_task
-
-APP = "transcriptions"
+from omnibus_gateway.tasks.resolve import TaskCache, create_recognition_task, create_speech_task
 
 #: Expected tokens of text in a token of audio: a person speaks about three words in a second.
 _TEXT_SHARE = 0.2
 
 
-class Recognizers:
-    """The recognizers of the plan. Other models transcribe in a chat."""
+class AudioModels:
+    """Models of the plan for one task of audio. Other models do the same in a chat."""
 
-    def __init__(self, runs: RequestFactory) -> None:
-        self._runs = runs
-        self._tasks = TaskCache(runs.router, create_recognition_task)
+    def __init__(self, runs: RequestFactory, app: str, create: Callable[[str, Plan], CompositeTask]) -> None:
+        self._runs, self._app = runs, app
+        self._tasks = TaskCache(runs.router, create)
 
     def find_task(self, model: str) -> CompositeTask | None:
-        """Return the task of ``model``; None for a model or app that is not a recognizer."""
+        """Return the task of ``model``; None for an app, and for a model without the task."""
         plan = self._runs.router.plan
         if plan is None or model not in plan.models:
             return None
@@ -37,10 +45,17 @@ class Recognizers:
     def open_request(
         self, model: str, task: CompositeTask, seed: int | None, pinned_path: str, prices: PriceOptions
     ) -> ClientRequest:
-        """Open a request to the recognizer ``model``. Raises ``Overloaded``, and as ``Quotes.open_check``."""
-        run = self._runs.open_request(APP, model, seed=seed, pinned_path=pinned_path)
+        """Open a request to ``model``. Raises ``Overloaded``, and as ``Quotes.open_check``."""
+        run = self._runs.open_request(self._app, model, seed=seed, pinned_path=pinned_path)
         run.price = self._runs.quotes.open_check(prices, task)
         return run
+
+
+class Recognizers(AudioModels):
+    """The recognizers of the plan."""
+
+    def __init__(self, runs: RequestFactory) -> None:
+        super().__init__(runs, "transcriptions", create_recognition_task)
 
     async def transcribe(
         self, run: ClientRequest, task: CompositeTask, item: InspectedMedia, params: TranscribeParams
@@ -56,3 +71,20 @@ class Recognizers:
         with use(run):
             transcript: Transcript = await run_task(task.invoke, request)
         return transcript
+
+
+class Speakers(AudioModels):
+    """The text-to-speech models of the plan."""
+
+    def __init__(self, runs: RequestFactory) -> None:
+        super().__init__(runs, "speech", create_speech_task)
+
+    async def speak(
+        self, run: ClientRequest, task: CompositeTask, text: str, voice: str, params: SpeakingParams
+    ) -> SpeechOutput:
+        """Send ``text`` with ``voice`` and ``params``; return the speech, which you must read."""
+        with use(run):
+            speech: SpeechOutput = await run_task(
+                task.invoke, SpokenInput(text=text, voice=voice, params=params, work=len(text))
+            )
+        return speech

@@ -1,4 +1,4 @@
-"""Composite tasks of the models of the plan: chat, images, videos, text embeddings, reranking and transcripts."""
+"""Composite tasks of the models of the plan: chat, images, videos, embeddings, reranking, transcripts and speech."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +20,7 @@ from omnibus.task.library import (
     SpeechRecognition,
     TextEmbedding,
     TextReranking,
+    TextToSpeech,
     VideoGeneration,
 )
 from omnibus_gateway.routing.router import Router
@@ -129,6 +130,11 @@ def create_reranking_task(name: str, plan: Plan) -> CompositeTask:
 def create_recognition_task(name: str, plan: Plan) -> CompositeTask:
     """Create the transcription task of model ``name``. Raises ``BadRequest`` for a model without one."""
     return _create_matched_task(SpeechRecognition, name, plan, "is not a recognizer")
+
+
+def create_speech_task(name: str, plan: Plan) -> CompositeTask:
+    """Create the text-to-speech task of model ``name``. Raises ``BadRequest`` for a model without one."""
+    return _create_matched_task(TextToSpeech, name, plan, "is not a text-to-speech model")
 
 
 def _create_matched_task(kind: type[CompositeTask], name: str, plan: Plan, lack: str) -> CompositeTask:

@@ -30,6 +30,8 @@ class Audio(Part):
 
     #: Samples per second.
     rate: int = 24000
+    #: Factor of speed that the samples already have.
+    speed: float = 1.0
     #: float32 [n] in [-1, 1], or [n, channels].
     array: np.ndarray | None = None
 
@@ -142,6 +144,63 @@ class Vocode(UnitTask[VocodeInput, VocodeOutput]):
     kind: ClassVar[str] = "vocode"
 
 
+class SpeakingParams(TypedDict, total=False):
+    """Parameters of a text-to-speech model; missing ones have the checkpoint's defaults.
+
+    ``speed`` is a factor from 0.25 to 4. Some models have a ``temperature``, 0 (greedy) to 2, and ``max_tokens``. Other
+    models refuse both. ``seed`` None is the invocation's.
+    """
+
+    speed: float
+    temperature: float | None
+    max_tokens: int | None
+    seed: int | None
+
+
+class SpeakInput(TaskInput):
+    """A ``text`` to speak."""
+
+    #: Text to speak: a string.
+    text: SpokenText
+    #: Name of one of the model's voices; "" is its first.
+    voice: str = ""
+    #: As ``SpeakingParams``, or their JSON. The engine checks them.
+    params: Annotated[SpeakingParams | msgspec.Raw, SkipValidation] = {}
+
+
+class SpeakOutput(TaskOutput):
+    #: Calls of the model's own vocoder, whose tensors are bytes.
+    calls: Stream[Tensor]
+
+
+class Speak(UnitTask[SpeakInput, SpeakOutput]):
+    """A text-to-speech model without its vocoder: text to the vocoder's input.
+
+    Raises ``BadRequest`` for a voice or parameter that the model does not have.
+    """
+
+    kind: ClassVar[str] = "speak"
+    service: ClassVar[str] = "llm"
+
+
+class SynthesizeInput(TaskInput):
+    """Calls of the vocoder of a ``Speak``."""
+
+    #: As ``SpeakOutput.calls`` of the same model.
+    calls: Stream[Tensor]
+
+
+class SynthesizeOutput(TaskOutput):
+    #: Samples, float32 [n] in [-1, 1], sentence by sentence or as codes arrive.
+    audio: Stream[Audio]
+
+
+class Synthesize(UnitTask[SynthesizeInput, SynthesizeOutput]):
+    """The vocoder of a text-to-speech model. Raises ``BadRequest`` for calls of another vocoder."""
+
+    kind: ClassVar[str] = "synthesize"
+
+
 class SpeechInput(BaseModel):
     """Text to speak."""
 
@@ -177,4 +236,33 @@ class Speech(CompositeTask[SpeechInput, SpeechOutput]):
             work=request.codes,
         )
         sound = self.vocoder.invoke(VocodeInput(codes=speech_codes.codes, voice=request.voice), work=request.codes)
+        return SpeechOutput(audio=sound.audio)
+
+
+class SpokenInput(BaseModel):
+    """A text for a text-to-speech model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    #: As those of ``SpeakInput``.
+    text: SpokenText
+    voice: str = ""
+    params: Annotated[SpeakingParams | msgspec.Raw, SkipValidation] = {}
+    #: Expected tokens of the text, for load estimates.
+    work: int = 1
+
+
+class TextToSpeech(CompositeTask[SpokenInput, SpeechOutput]):
+    """Text to speech: a model, then its vocoder, sentence by sentence."""
+
+    #: From text to the vocoder's input.
+    speaker: Speak
+    #: From that to a waveform.
+    vocoder: Synthesize
+
+    def invoke(self, request: SpokenInput) -> SpeechOutput:
+        spoken = self.speaker.invoke(
+            SpeakInput(text=request.text, voice=request.voice, params=request.params), work=request.work
+        )
+        sound = self.vocoder.invoke(SynthesizeInput(calls=spoken.calls), work=request.work)
         return SpeechOutput(audio=sound.audio)

@@ -1,0 +1,340 @@
+"""Text-to-speech models: any class of transformers whose last step is one call of a vocoder.
+
+The model's own ``generate`` or ``forward`` computes everything up to that call. Something else stands in the place of
+the vocoder and takes the arguments, which then travel to the vocoder. So the samples are those of the class itself. A
+class is served only after a tiny copy of it has given equal samples, see ``omnibus_llm.engine.speaker_admission``.
+"""
+
+import importlib.util
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from transformers import AutoConfig, AutoProcessor, AutoTokenizer, PreTrainedModel
+
+from omnibus import checkpoints, errors
+from omnibus.encoding.audio import OPENAI_VOICES
+from omnibus_models import loading
+from omnibus_models.contract import LoadedComponent, SpeakingOptions, VocoderCall, no_component
+from omnibus_models.families._speech_classes import CLASSES, SpeechClass, find_speech_class
+
+#: Directories in a checkpoint: another model as vocoder, and files of voices.
+VOCODER_FOLDER, VOICES_FOLDER = "vocoder", "speaker_embeddings"
+#: The only voice of a model without a choice.
+DEFAULT_VOICE = "default"
+
+_SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])|\n+")
+
+
+class _Reached(Exception):
+    """Ends a model's own function where it calls its vocoder."""
+
+    def __init__(self, call: VocoderCall) -> None:
+        super().__init__()
+        self.call = call
+
+
+class CallCatcher:
+    """Stands in the place of a vocoder. ``config`` is that of the vocoder."""
+
+    def __init__(self, config: Any = None) -> None:
+        self.config, self.device = config, torch.device("cpu")
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        raise _Reached(VocoderCall(args, named))
+
+    decode = __call__
+
+
+class FrameStreamer:
+    """Sends each frame of codes when the next one is there: the last one may be a mark of the end."""
+
+    def __init__(self, send: Callable[[VocoderCall], None]) -> None:
+        self._send = send
+        self._last: Tensor | None = None
+
+    def put(self, frames: Tensor) -> None:
+        """Take a frame [1, K]."""
+        if self._last is not None:
+            self._send(VocoderCall([self._last[..., None]], {}, partial=True))
+        self._last = frames
+
+    def end(self) -> None:
+        """Keep the last frame: it is part of the whole call."""
+
+
+def catch_call(
+    module: Any, entry: str, run: Callable[[], Any], finish: Callable[[Any], Any] | None = None
+) -> VocoderCall:
+    """Return the call of the vocoder ``entry`` of ``module`` in ``run()``, or in ``finish`` of its result."""
+    name = entry.partition(".")[0]
+    if name in module._modules:
+        delattr(module, name)
+    setattr(module, name, CallCatcher())
+    try:
+        result = run()
+        if finish is not None:
+            finish(result)
+    except _Reached as reached:
+        return reached.call
+    raise errors.StageFailed(f"{type(module).__name__} did not call its vocoder {entry}")
+
+
+class ClassSpeaker(LoadedComponent):
+    """See ``contract.Speaker``. ``row`` has what the library does not say about the class of ``module``."""
+
+    def __init__(self, module: Any, row: SpeechClass, checkpoint: Path) -> None:
+        super().__init__(module)
+        self._model, self.row, self._checkpoint = module, row, checkpoint
+        self.device, self.dtype = module.device, module.dtype
+        self._run = module.generate if module.can_generate() else module.forward
+        self._accepts = inspect.signature(self._run).parameters
+        self.processor: Any = load_processor(row, checkpoint)
+        self.sets_speed = "speaking_rate" in self._accepts
+        self._files = {path.stem: path for path in sorted((checkpoint / VOICES_FOLDER).glob("*.npy"))}
+        self.voices = self._list_voices()
+        self._check: Callable[[], None] = _pass
+        for part in module.modules():
+            if isinstance(part, PreTrainedModel):
+                part.register_forward_pre_hook(lambda *_: self._check())
+
+    def _list_voices(self) -> Sequence[str]:
+        config, generation = self._model.config, getattr(self._model, "generation_config", None)
+        if "speaker_embeddings" in self._accepts and not self._files:
+            raise errors.Fatal(
+                f"{self._checkpoint} has no voices: put each as a float32 array NAME.npy into {VOICES_FOLDER}/"
+            )
+        presets = getattr(self.processor, "available_voice_presets", None)
+        languages = getattr(generation, "vocoder_lang_code_to_id", None)
+        count = getattr(config, "num_speakers", None) or 1
+        if "speaker_embeddings" in self._accepts:
+            return [*self._files]
+        numbers = [str(index) for index in range(count)] if "speaker_id" in self._accepts and count > 1 else []
+        return self.row.voices or [*(presets or languages or numbers)] or [DEFAULT_VOICE]
+
+    def require_options(self, options: SpeakingOptions) -> None:
+        """See ``contract.Speaker``."""
+        if options.voice not in {*self.voices, *OPENAI_VOICES}:
+            raise errors.BadRequest(
+                f"unknown voice {options.voice[:64]!r}: use one of {', '.join(self.voices)}", param="voice"
+            )
+        for name in ("temperature", "max_tokens"):
+            if getattr(options, name) is not None and not self._samples_tokens:
+                raise errors.BadRequest(f"{type(self._model).__name__} has no {name}: omit it", param=name)
+
+    def _find_voice(self, name: str) -> str:
+        """Return ``name``, or one of the model's own voices for one of OpenAI's."""
+        return name if name in self.voices else self.voices[OPENAI_VOICES.index(name) % len(self.voices)]
+
+    @property
+    def _samples_tokens(self) -> bool:
+        return "generation_config" in self._accepts
+
+    def split_text(self, text: str) -> Sequence[str]:
+        """See ``contract.Speaker``."""
+        parts = _SENTENCE_END.split(text) if self.row.sentences else [text]
+        options = SpeakingOptions(self.voices[0])
+        # One token is the mark that some tokenizers add to every text.
+        readable = [part for part in parts if part.strip() and self.count_tokens(part, options) > 1]
+        if not readable:
+            raise errors.BadRequest("the model cannot read any character of the text", param="text")
+        return readable
+
+    def count_tokens(self, text: str, options: SpeakingOptions) -> int:
+        """See ``contract.Speaker``."""
+        return int(self.make_inputs(text, options)["input_ids"].shape[-1])
+
+    def make_inputs(self, text: str, options: SpeakingOptions) -> dict[str, Any]:
+        """Return the arguments of the model for ``text``."""
+        voice, named = self._find_voice(options.voice), {}
+        if hasattr(self.processor, "available_voice_presets") and voice != DEFAULT_VOICE:
+            named["voice_preset"] = voice
+        if "tgt_lang" in self._accepts:
+            named["src_lang"] = voice
+        made = self.processor(text=self.row.prompt.format(voice=voice, text=text), return_tensors="pt", **named)
+        inputs = {name: value for name, value in made.items() if name not in ("token_type_ids",)}
+        if "tgt_lang" in self._accepts:
+            inputs["tgt_lang"] = voice
+        if "speaker_embeddings" in self._accepts:
+            inputs["speaker_embeddings"] = torch.from_numpy(np.load(self._files[voice])).reshape(1, -1).to(self.dtype)
+        if "speaker_id" in self._accepts and voice.isdigit():
+            inputs["speaker_id"] = int(voice)
+        return {name: value.to(self.device) if hasattr(value, "to") else value for name, value in inputs.items()}
+
+    def _extra_options(self, options: SpeakingOptions) -> dict[str, Any]:
+        more: dict[str, Any] = dict(self.row.options)
+        if self.sets_speed:
+            more["speaking_rate"] = options.speed
+        if options.temperature is not None:
+            more |= {"do_sample": options.temperature > 0}
+            more |= {"temperature": options.temperature} if options.temperature > 0 else {}
+        if options.max_tokens is not None:
+            more["max_new_tokens"] = options.max_tokens
+        return more
+
+    def speak(
+        self,
+        text: str,
+        options: SpeakingOptions,
+        seed: int,
+        send: Callable[[VocoderCall], None],
+        check: Callable[[], None],
+    ) -> None:
+        """See ``contract.Speaker``."""
+        inputs = {**self.make_inputs(text, options), **self._extra_options(options)}
+        if self.row.streams:
+            inputs["streamer"] = FrameStreamer(send)
+        self._check = check
+        torch.manual_seed(seed)
+        try:
+            send(call_vocoder(self._model, self.row, self._run, inputs, self.processor))
+        finally:
+            self._check = _pass
+
+
+def _pass() -> None:
+    """Let a step begin."""
+
+
+def call_vocoder(
+    module: Any, row: SpeechClass, run: Callable[..., Any], inputs: Mapping[str, Any], processor: Any
+) -> VocoderCall:
+    """Return the call of the vocoder that ``run(**inputs)`` of ``module`` ends with."""
+    if not row.other:
+        return catch_call(module, row.entry, lambda: run(**inputs))
+    catcher = CallCatcher()
+    if "vocoder" in inspect.signature(run).parameters:
+        inputs = {**inputs, "vocoder": catcher}
+    try:
+        result = run(**inputs)
+        if row.processor:
+            processor.audio_tokenizer = catcher
+            processor.batch_decode(result)
+        catcher(result.spectrogram)
+    except _Reached as reached:
+        return reached.call
+    raise errors.StageFailed(f"{type(module).__name__} did not call its vocoder")
+
+
+class ClassSynthesizer(LoadedComponent):
+    """See ``contract.Synthesizer``: the vocoder ``row.entry`` of ``module``."""
+
+    def __init__(self, module: Any, row: SpeechClass) -> None:
+        super().__init__(module)
+        self._row = row
+        self._entry = module
+        for name in filter(None, row.entry.split(".")):
+            self._entry = getattr(self._entry, name)
+        self.device = next(module.parameters()).device
+        part = module.get_submodule(row.parts[0]) if row.parts else module
+        configs = [getattr(each, "config", None) for each in (part, module)]
+        rates = (getattr(config, "sampling_rate", None) for config in configs)
+        self.rate = int(next((rate for rate in rates if rate), row.rate))
+        self.codes_per_second = float(getattr(configs[0], "frame_rate", 0.0)) if row.streams else 0.0
+
+    def synthesize(self, call: VocoderCall) -> Tensor:
+        """See ``contract.Synthesizer``."""
+        made = self._entry(
+            *map(self._place, call.args), **{name: self._place(each) for name, each in call.named.items()}
+        )
+        return flatten_samples(made)
+
+    def _place(self, value: Any) -> Any:
+        return value.to(self.device) if isinstance(value, Tensor) else value
+
+
+def flatten_samples(made: Any) -> Tensor:
+    """Return the samples [n] in what a vocoder returns. Raises ``StageFailed`` for several channels."""
+    samples = getattr(made, "audio_values", made)
+    samples = samples[0] if isinstance(samples, (tuple, list)) else samples
+    if samples.numel() != samples.shape[-1]:
+        raise errors.StageFailed(f"the vocoder made samples of shape {[*samples.shape]}: only mono is served")
+    return samples.reshape(-1).float().clamp(-1, 1)
+
+
+def load_processor(row: SpeechClass, checkpoint: Path) -> Any:
+    """Return the checkpoint's processor or tokenizer. Raises ``Fatal`` if a library that it needs is missing."""
+    loader = AutoProcessor if row.processor else AutoTokenizer
+    try:
+        processor = loader.from_pretrained(checkpoint, local_files_only=True)
+        if getattr(processor, "is_uroman", False) and importlib.util.find_spec("uroman") is None:
+            raise ImportError("its tokenizer needs the uroman library: pip install uroman")
+        if not row.processor:
+            processor("a")
+    except (ImportError, OSError, ValueError) as error:
+        raise errors.Fatal(f"the text of {checkpoint} cannot be read: {error}") from error
+    return processor
+
+
+class SpeechFamily:
+    """See ``contract.ModelFamily``."""
+
+    name = "text_to_speech"
+    components = ("speaker", "vocoder")
+
+    def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> Any:
+        """Load ``vocoder``, or ``speaker``, all other parts."""
+        if component not in self.components:
+            raise no_component(self.name, self.components, component)
+        try:
+            config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+        except (ImportError, OSError, ValueError) as error:
+            raise errors.Fatal(f"{checkpoint} has no configuration that transformers can read: {error}") from error
+        cls, row = find_speech_class(config)
+        if component == "vocoder" and row.other:
+            cls, checkpoint = getattr(transformers, row.other), find_vocoder(checkpoint, row)
+            module = loading.load_model(cls, checkpoint, device=device, dtype=dtype, attn_implementation="eager")
+            return ClassSynthesizer(module, row)
+        attention = loading.find_attention(cls, config)
+        drop = row.parts if component == "speaker" else list_other_parts(cls, config, row)
+        module = loading.load_model(
+            cls, checkpoint, drop=drop, device=device, dtype=dtype, attn_implementation=attention
+        )
+        return ClassSynthesizer(module, row) if component == "vocoder" else ClassSpeaker(module, row, checkpoint)
+
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Any:
+        """This family has no language model: always ``NotFound``."""
+        raise no_component(self.name, self.components, "thinker")
+
+
+def list_other_parts(cls: Any, config: Any, row: SpeechClass) -> list[str]:
+    """Return the paths of all parts of ``cls`` that are not its vocoder's.
+
+    The parts of a class with its own loader stay without their weights, because it reads their configurations.
+    """
+    with torch.device("meta"):
+        others = [(name, part) for name, part in cls(config).named_children() if name not in row.parts]
+    if "from_pretrained" not in vars(cls):
+        return [name for name, _ in others]
+    paths = [[f"{name}.{inner}" for inner, _ in part.named_children()] or [name] for name, part in others]
+    return [path for each in paths for path in each]
+
+
+def find_vocoder(checkpoint: Path, row: SpeechClass) -> Path:
+    """Return the directory of the model that is the vocoder of ``checkpoint``. Raises ``Fatal`` if there is none."""
+    if (checkpoint / VOCODER_FOLDER).is_dir():
+        return checkpoint / VOCODER_FOLDER
+    source = row.other_checkpoint
+    try:
+        listed = json.loads((checkpoint / "processor_config.json").read_text()).get("audio_tokenizer") or {}
+        source = listed.get("audio_tokenizer_name_or_path", source)
+    except (OSError, ValueError):
+        pass  # without one, the usual vocoder of the class
+    try:
+        return checkpoints.resolve_checkpoint(source)
+    except errors.OmnibusError as error:
+        raise errors.Fatal(
+            f"the vocoder of {checkpoint} is another checkpoint, {source}: download it, or put it into "
+            f"{checkpoint / VOCODER_FOLDER} ({error.message})"
+        ) from error
+
+
+FAMILY = SpeechFamily()
+__all__ = ["CLASSES", "FAMILY"]
