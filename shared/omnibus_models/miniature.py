@@ -44,7 +44,9 @@ _KEY_HEADS = frozenset(
 )
 _WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "emb_dim", "dim")
 #: Widths that follow that of the rows.
-_PROPORTIONAL = frozenset({"attention_hidden_size", "embedding_dim", "rnn_width", "lru_width"})
+_PROPORTIONAL = frozenset(
+    {"attention_hidden_size", "embedding_dim", "rnn_width", "lru_width", "t2u_variance_predictor_embed_dim"}
+)
 #: Heads of states, their size, and the factor by which their width exceeds that of the rows.
 _STATE_HEADS = (
     ("mamba_n_heads", "mamba_d_head", "mamba_expand"),

@@ -58,13 +58,15 @@ class FrameStreamer:
 
     def __init__(self, send: Callable[[VocoderCall], None]) -> None:
         self._send = send
+        self._begun = False
         self._last: Tensor | None = None
 
     def put(self, frames: Tensor) -> None:
-        """Take a frame [1, K]."""
+        """Take a frame [1, K], or the prompt, which comes first."""
         if self._last is not None:
             self._send(VocoderCall([self._last[..., None]], {}, partial=True))
-        self._last = frames
+        self._last = frames if self._begun else None
+        self._begun = True
 
     def end(self) -> None:
         """Keep the last frame: it is part of the whole call."""

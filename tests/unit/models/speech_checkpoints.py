@@ -34,7 +34,15 @@ FIELDS: Mapping[str, Any] = {
         "fine_acoustics_config": {"input_vocab_size": 1056, "output_vocab_size": 1056},
         "codec_config": {"model_type": "encodec", **_ENCODEC},
     },
-    "csm": {"codec_config": {"model_type": "mimi", **_MIMI}},
+    "csm": {
+        "num_codebooks": 4,
+        "text_vocab_size": 400,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "head_dim": 32,
+        "depth_decoder_config": {"num_codebooks": 4, "backbone_hidden_size": 128, "hidden_size": 64, "head_dim": 16},
+        "codec_config": {"model_type": "mimi", "num_quantizers": 4, **_MIMI},
+    },
     "fastspeech2_conformer": {"vocab_size": 400},
     "fastspeech2_conformer_with_hifigan": {"vocoder_config": _HIFIGAN, "model_config": {"vocab_size": 400}},
     "musicgen": {
@@ -78,7 +86,8 @@ def make_generation_config(model_type: str) -> Any:
     """Return what a checkpoint of ``model_type`` usually says; its speech is short."""
     if model_type.startswith("seamless"):
         names = ("text_decoder_lang_to_code_id", "t2u_lang_code_to_id", "vocoder_lang_code_to_id")
-        made = transformers.GenerationConfig(pad_token_id=0, decoder_start_token_id=3, max_new_tokens=16)
+        made = transformers.GenerationConfig(pad_token_id=0, eos_token_id=2, decoder_start_token_id=3, max_new_tokens=16)
+        made.id_to_text, made.char_to_id = {}, {letter: at for at, letter in enumerate("None", 4)}
         for name in names:
             setattr(made, name, _LANGUAGES if name != names[2] else {"eng": 0, "deu": 1})
         return made
