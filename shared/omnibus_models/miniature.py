@@ -119,6 +119,8 @@ def shrink_speech(config: Any) -> Any:
                 part[name] = fields.get(source, fields)["hidden_size"]
         if isinstance(part, dict) and "codebook_size" in part:
             part["codebook_size"] = CODES
+    if "unit_hifi_gan_vocab_size" in fields:
+        fields["unit_hifi_gan_vocab_size"] = fields["t2u_vocab_size"]
     return type(config).from_dict(fields)
 
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item, Job
 from omnibus_engines.component import ComponentSource, Hosted
+from omnibus_engines.vocoder_calls import unpack_call
 from omnibus_generator.vocoder_chunks import piece_sizes
 from omnibus_models.contract import Synthesizer, VocoderCall
 from omnibus_models.device_copy import copy_to_host
-from omnibus_models.vocoder_calls import unpack_call
 
 #: Most frames of codes in a piece.
 _MOST_FRAMES = 48

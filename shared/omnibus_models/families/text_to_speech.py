@@ -1,8 +1,8 @@
 """Text-to-speech models: any class of transformers whose last step is one call of a vocoder.
 
-The model's own ``generate`` or ``forward`` computes everything up to that call. Something else stands in the place of
-the vocoder and takes the arguments, which then travel to the vocoder. So the samples are those of the class itself. A
-class is served only after a tiny copy of it has given equal samples, see ``omnibus_llm.engine.speaker_admission``.
+The model's own ``generate`` or ``forward`` computes everything up to that call. A ``CallCatcher`` in the place of the
+vocoder takes the arguments, which then travel to the vocoder. So the samples are those of the class itself. A class is
+served only after a tiny copy of it has given equal samples, see ``omnibus_llm.engine.speaker_admission``.
 """
 
 import importlib.util
@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from omnibus import checkpoints, errors
 from omnibus.encoding.audio import OPENAI_VOICES
 from omnibus_models import loading
 from omnibus_models.contract import LoadedComponent, SpeakingOptions, VocoderCall, no_component
-from omnibus_models.families._speech_classes import CLASSES, SpeechClass, find_speech_class
+from omnibus_models.families._speech_classes import SpeechClass, find_speech_class
 
 #: Directories in a checkpoint: another model as vocoder, and files of voices.
 VOCODER_FOLDER, VOICES_FOLDER = "vocoder", "speaker_embeddings"
@@ -42,10 +43,9 @@ class _Reached(Exception):
 
 
 class CallCatcher:
-    """Stands in the place of a vocoder. ``config`` is that of the vocoder."""
+    """Stands in the place of a vocoder."""
 
-    def __init__(self, config: Any = None) -> None:
-        self.config, self.device = config, torch.device("cpu")
+    device = torch.device("cpu")
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         raise _Reached(VocoderCall(args, named))
@@ -72,21 +72,30 @@ class FrameStreamer:
         """Keep the last frame: it is part of the whole call."""
 
 
-def catch_call(
-    module: Any, entry: str, run: Callable[[], Any], finish: Callable[[Any], Any] | None = None
-) -> VocoderCall:
-    """Return the call of the vocoder ``entry`` of ``module`` in ``run()``, or in ``finish`` of its result."""
-    name = entry.partition(".")[0]
-    if name in module._modules:
-        delattr(module, name)
-    setattr(module, name, CallCatcher())
+def find_run(module: Any) -> Any:
+    """Return the function of ``module`` that speaks."""
+    return module.generate if module.can_generate() else module.forward
+
+
+def call_vocoder(module: Any, row: SpeechClass, inputs: Mapping[str, Any], processor: Any) -> VocoderCall:
+    """Return the call of the vocoder with which ``module`` ends for ``inputs``."""
+    run, catcher = find_run(module), CallCatcher()
+    name = row.entry.partition(".")[0]
+    if name and not row.other:
+        module._modules.pop(name, None)
+        setattr(module, name, catcher)
+    elif "vocoder" in inspect.signature(run).parameters:
+        inputs = {**inputs, "vocoder": catcher}
     try:
-        result = run()
-        if finish is not None:
-            finish(result)
+        result = run(**inputs)
+        if row.other and row.processor:
+            processor.audio_tokenizer = catcher
+            processor.batch_decode(result)
+        elif row.other:
+            catcher(result.spectrogram)
     except _Reached as reached:
         return reached.call
-    raise errors.StageFailed(f"{type(module).__name__} did not call its vocoder {entry}")
+    raise errors.StageFailed(f"{type(module).__name__} did not call its vocoder")
 
 
 class ClassSpeaker(LoadedComponent):
@@ -94,32 +103,27 @@ class ClassSpeaker(LoadedComponent):
 
     def __init__(self, module: Any, row: SpeechClass, checkpoint: Path) -> None:
         super().__init__(module)
-        self._model, self.row, self._checkpoint = module, row, checkpoint
-        self.device, self.dtype = module.device, module.dtype
-        self._run = module.generate if module.can_generate() else module.forward
-        self._accepts = inspect.signature(self._run).parameters
+        self._model, self.row = module, row
+        self._accepts = inspect.signature(find_run(module)).parameters
         self.processor: Any = load_processor(row, checkpoint)
         self.sets_speed = "speaking_rate" in self._accepts
         self._files = {path.stem: path for path in sorted((checkpoint / VOICES_FOLDER).glob("*.npy"))}
+        if "speaker_embeddings" in self._accepts and not self._files:
+            raise errors.Fatal(f"{checkpoint} has no voices: put each as float32 NAME.npy into {VOICES_FOLDER}/")
         self.voices = self._list_voices()
-        self._check: Callable[[], None] = _pass
+        self._check: Callable[[], None] | None = None
         for part in module.modules():
             if isinstance(part, PreTrainedModel):
-                part.register_forward_pre_hook(lambda *_: self._check())
+                part.register_forward_pre_hook(lambda *_: self._check and self._check())
 
     def _list_voices(self) -> Sequence[str]:
-        config, generation = self._model.config, getattr(self._model, "generation_config", None)
-        if "speaker_embeddings" in self._accepts and not self._files:
-            raise errors.Fatal(
-                f"{self._checkpoint} has no voices: put each as a float32 array NAME.npy into {VOICES_FOLDER}/"
-            )
-        presets = getattr(self.processor, "available_voice_presets", None)
-        languages = getattr(generation, "vocoder_lang_code_to_id", None)
-        count = getattr(config, "num_speakers", None) or 1
         if "speaker_embeddings" in self._accepts:
             return [*self._files]
-        numbers = [str(index) for index in range(count)] if "speaker_id" in self._accepts and count > 1 else []
-        return self.row.voices or [*(presets or languages or numbers)] or [DEFAULT_VOICE]
+        presets = getattr(self.processor, "available_voice_presets", None)
+        languages = getattr(getattr(self._model, "generation_config", None), "vocoder_lang_code_to_id", None)
+        count = getattr(self._model.config, "num_speakers", None) or 1
+        numbers = range(count) if "speaker_id" in self._accepts and count > 1 else ()
+        return self.row.voices or [*(presets or languages or map(str, numbers))] or [DEFAULT_VOICE]
 
     def require_options(self, options: SpeakingOptions) -> None:
         """See ``contract.Speaker``."""
@@ -128,16 +132,8 @@ class ClassSpeaker(LoadedComponent):
                 f"unknown voice {options.voice[:64]!r}: use one of {', '.join(self.voices)}", param="voice"
             )
         for name in ("temperature", "max_tokens"):
-            if getattr(options, name) is not None and not self._samples_tokens:
+            if getattr(options, name) is not None and "generation_config" not in self._accepts:
                 raise errors.BadRequest(f"{type(self._model).__name__} has no {name}: omit it", param=name)
-
-    def _find_voice(self, name: str) -> str:
-        """Return ``name``, or one of the model's own voices for one of OpenAI's."""
-        return name if name in self.voices else self.voices[OPENAI_VOICES.index(name) % len(self.voices)]
-
-    @property
-    def _samples_tokens(self) -> bool:
-        return "generation_config" in self._accepts
 
     def split_text(self, text: str) -> Sequence[str]:
         """See ``contract.Speaker``."""
@@ -155,27 +151,30 @@ class ClassSpeaker(LoadedComponent):
 
     def make_inputs(self, text: str, options: SpeakingOptions) -> dict[str, Any]:
         """Return the arguments of the model for ``text``."""
-        voice, named = self._find_voice(options.voice), {}
+        voice, named = options.voice, {}
+        if voice not in self.voices:
+            voice = self.voices[OPENAI_VOICES.index(voice) % len(self.voices)]
         if hasattr(self.processor, "available_voice_presets") and voice != DEFAULT_VOICE:
             named["voice_preset"] = voice
+        inputs: dict[str, Any] = {}
         if "tgt_lang" in self._accepts:
-            named["src_lang"] = voice
-        made = self.processor(text=self.row.prompt.format(voice=voice, text=text), return_tensors="pt", **named)
-        inputs = {name: value for name, value in made.items() if name not in ("token_type_ids",)}
-        if "tgt_lang" in self._accepts:
-            inputs["tgt_lang"] = voice
-        if "speaker_embeddings" in self._accepts:
-            inputs["speaker_embeddings"] = torch.from_numpy(np.load(self._files[voice])).reshape(1, -1).to(self.dtype)
-        if "speaker_id" in self._accepts and voice.isdigit():
+            named["src_lang"] = inputs["tgt_lang"] = voice
+        elif "speaker_embeddings" in self._accepts:
+            vector = torch.from_numpy(np.load(self._files[voice], allow_pickle=False))
+            inputs["speaker_embeddings"] = vector.reshape(1, -1).to(self._model.dtype)
+        elif "speaker_id" in self._accepts and voice.isdigit():
             inputs["speaker_id"] = int(voice)
-        return {name: value.to(self.device) if hasattr(value, "to") else value for name, value in inputs.items()}
+        prompt = self.row.prompt.format(voice=voice, text=text)
+        inputs.update(self.processor(text=prompt, return_tensors="pt", **named))
+        inputs.pop("token_type_ids", None)
+        return {name: each.to(self._model.device) if hasattr(each, "to") else each for name, each in inputs.items()}
 
     def _extra_options(self, options: SpeakingOptions) -> dict[str, Any]:
         more: dict[str, Any] = dict(self.row.options)
         if self.sets_speed:
             more["speaking_rate"] = options.speed
         if options.temperature is not None:
-            more |= {"do_sample": options.temperature > 0}
+            more["do_sample"] = options.temperature > 0
             more |= {"temperature": options.temperature} if options.temperature > 0 else {}
         if options.max_tokens is not None:
             more["max_new_tokens"] = options.max_tokens
@@ -196,33 +195,9 @@ class ClassSpeaker(LoadedComponent):
         self._check = check
         torch.manual_seed(seed)
         try:
-            send(call_vocoder(self._model, self.row, self._run, inputs, self.processor))
+            send(call_vocoder(self._model, self.row, inputs, self.processor))
         finally:
-            self._check = _pass
-
-
-def _pass() -> None:
-    """Let a step begin."""
-
-
-def call_vocoder(
-    module: Any, row: SpeechClass, run: Callable[..., Any], inputs: Mapping[str, Any], processor: Any
-) -> VocoderCall:
-    """Return the call of the vocoder that ``run(**inputs)`` of ``module`` ends with."""
-    if not row.other:
-        return catch_call(module, row.entry, lambda: run(**inputs))
-    catcher = CallCatcher()
-    if "vocoder" in inspect.signature(run).parameters:
-        inputs = {**inputs, "vocoder": catcher}
-    try:
-        result = run(**inputs)
-        if row.processor:
-            processor.audio_tokenizer = catcher
-            processor.batch_decode(result)
-        catcher(result.spectrogram)
-    except _Reached as reached:
-        return reached.call
-    raise errors.StageFailed(f"{type(module).__name__} did not call its vocoder")
+            self._check = None
 
 
 class ClassSynthesizer(LoadedComponent):
@@ -230,26 +205,22 @@ class ClassSynthesizer(LoadedComponent):
 
     def __init__(self, module: Any, row: SpeechClass) -> None:
         super().__init__(module)
-        self._row = row
         self._entry = module
         for name in filter(None, row.entry.split(".")):
             self._entry = getattr(self._entry, name)
-        self.device = next(module.parameters()).device
+        self._device = next(module.parameters()).device
         part = module.get_submodule(row.parts[0]) if row.parts else module
         configs = [getattr(each, "config", None) for each in (part, module)]
-        rates = (getattr(config, "sampling_rate", None) for config in configs)
-        self.rate = int(next((rate for rate in rates if rate), row.rate))
+        self.rate = int(next(filter(None, (getattr(each, "sampling_rate", 0) for each in configs)), row.rate))
         self.codes_per_second = float(getattr(configs[0], "frame_rate", 0.0)) if row.streams else 0.0
 
     def synthesize(self, call: VocoderCall) -> Tensor:
         """See ``contract.Synthesizer``."""
-        made = self._entry(
-            *map(self._place, call.args), **{name: self._place(each) for name, each in call.named.items()}
-        )
-        return flatten_samples(made)
+        named = {name: self._place(value) for name, value in call.named.items()}
+        return flatten_samples(self._entry(*map(self._place, call.args), **named))
 
     def _place(self, value: Any) -> Any:
-        return value.to(self.device) if isinstance(value, Tensor) else value
+        return value.to(self._device) if isinstance(value, Tensor) else value
 
 
 def flatten_samples(made: Any) -> Tensor:
@@ -263,11 +234,12 @@ def flatten_samples(made: Any) -> Tensor:
 
 def load_processor(row: SpeechClass, checkpoint: Path) -> Any:
     """Return the checkpoint's processor or tokenizer. Raises ``Fatal`` if a library that it needs is missing."""
-    loader = AutoProcessor if row.processor else AutoTokenizer
     try:
-        processor = loader.from_pretrained(checkpoint, local_files_only=True)
+        processor = (AutoProcessor if row.processor else AutoTokenizer).from_pretrained(
+            checkpoint, local_files_only=True
+        )
         if getattr(processor, "is_uroman", False) and importlib.util.find_spec("uroman") is None:
-            raise ImportError("its tokenizer needs the uroman library: pip install uroman")
+            raise ImportError("its tokenizer needs the library uroman: pip install uroman")
         if not row.processor:
             processor("a")
     except (ImportError, OSError, ValueError) as error:
@@ -290,15 +262,14 @@ class SpeechFamily:
         except (ImportError, OSError, ValueError) as error:
             raise errors.Fatal(f"{checkpoint} has no configuration that transformers can read: {error}") from error
         cls, row = find_speech_class(config)
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
         if component == "vocoder" and row.other:
-            cls, checkpoint = getattr(transformers, row.other), find_vocoder(checkpoint, row)
-            module = loading.load_model(cls, checkpoint, device=device, dtype=dtype, attn_implementation="eager")
-            return ClassSynthesizer(module, row)
-        attention = loading.find_attention(cls, config)
+            other = getattr(transformers, row.other)
+            source = find_vocoder(checkpoint, row)
+            return ClassSynthesizer(loading.load_model(other, source, attn_implementation="eager", **options), row)
         drop = row.parts if component == "speaker" else list_other_parts(cls, config, row)
-        module = loading.load_model(
-            cls, checkpoint, drop=drop, device=device, dtype=dtype, attn_implementation=attention
-        )
+        attention = loading.find_attention(cls, config)
+        module = loading.load_model(cls, checkpoint, drop=drop, attn_implementation=attention, **options)
         return ClassSynthesizer(module, row) if component == "vocoder" else ClassSpeaker(module, row, checkpoint)
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Any:
@@ -324,11 +295,9 @@ def find_vocoder(checkpoint: Path, row: SpeechClass) -> Path:
     if (checkpoint / VOCODER_FOLDER).is_dir():
         return checkpoint / VOCODER_FOLDER
     source = row.other_checkpoint
-    try:
+    with suppress(OSError, ValueError):
         listed = json.loads((checkpoint / "processor_config.json").read_text()).get("audio_tokenizer") or {}
         source = listed.get("audio_tokenizer_name_or_path", source)
-    except (OSError, ValueError):
-        pass  # without one, the usual vocoder of the class
     try:
         return checkpoints.resolve_checkpoint(source)
     except errors.OmnibusError as error:
@@ -339,4 +308,3 @@ def find_vocoder(checkpoint: Path, row: SpeechClass) -> Path:
 
 
 FAMILY = SpeechFamily()
-__all__ = ["CLASSES", "FAMILY"]

@@ -86,7 +86,9 @@ def make_generation_config(model_type: str) -> Any:
     """Return what a checkpoint of ``model_type`` usually says; its speech is short."""
     if model_type.startswith("seamless"):
         names = ("text_decoder_lang_to_code_id", "t2u_lang_code_to_id", "vocoder_lang_code_to_id")
-        made = transformers.GenerationConfig(pad_token_id=0, eos_token_id=2, decoder_start_token_id=3, max_new_tokens=16)
+        made = transformers.GenerationConfig(
+            pad_token_id=0, eos_token_id=2, decoder_start_token_id=3, max_new_tokens=16
+        )
         made.id_to_text, made.char_to_id = {}, {letter: at for at, letter in enumerate("None", 4)}
         for name in names:
             setattr(made, name, _LANGUAGES if name != names[2] else {"eng": 0, "deu": 1})

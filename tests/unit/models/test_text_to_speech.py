@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from omnibus.errors import BadRequest, Fatal, NotFound
-from omnibus_models import families, tiny, vocoder_calls
+from omnibus_engines import vocoder_calls
+from omnibus_models import families, tiny
 from omnibus_models.contract import SpeakingOptions, VocoderCall
 from tests.unit.models.speech_checkpoints import VOICES, write_checkpoint
 

@@ -9,11 +9,11 @@ import msgspec
 from omnibus.errors import BadRequest, StageUnavailable
 from omnibus.executor.runner import Item, Job
 from omnibus_engines.component import Hosted
+from omnibus_engines.vocoder_calls import pack_call
 from omnibus_llm.engine.params import read_params
 from omnibus_llm.engine.speaker_admission import admit_speaker
 from omnibus_models.contract import Speaker, SpeakingOptions, VocoderCall
 from omnibus_models.families.text_to_speech import ClassSpeaker
-from omnibus_models.vocoder_calls import pack_call
 
 _SLOWEST, _FASTEST = 0.25, 4.0
 
@@ -85,6 +85,7 @@ class SpeakRunner(Hosted[Speaker]):
             await speech
         finally:
             cancelled.set()
+            speech.cancel()  # if it has not begun
             await asyncio.gather(speech, return_exceptions=True)
 
 
