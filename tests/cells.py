@@ -120,6 +120,7 @@ def main(docs: Path = DOCS, models: Path = families.PAGE) -> None:
     families.write_language_models(models)
     families.write_pipelines(models)
     families.write_recognizers(models)
+    families.write_speakers(models)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of model families, language models, recognizers and pipelines in docs/models.md.
+"""The tables of model families, language models, recognizers, speakers and pipelines in docs/models.md.
 
 The first combines the catalogue with the engines that tests compare, the others have the outcomes of
 ``tests.auto_families`` and ``tests.auto_pipelines``. ``python -m tests.cells`` writes all.
@@ -15,11 +15,19 @@ PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 OUTCOMES = Path(__file__).parent / "auto_families" / "outcomes"
 PIPELINES = Path(__file__).parent / "auto_pipelines" / "outcomes"
 FROM = ("from text, or with an image", "from text", "from an image")
+SPEAKING = (
+    "codes as they are generated",
+    "sentence by sentence",
+    "the whole text at once",
+    "by a family of its own",
+    "not served",
+)
 BEGIN_PIPELINES, END_PIPELINES = "<!-- pipelines: python -m tests.cells -->\n", "<!-- end of pipelines -->\n"
 WAYS = ("batched", "batched, prompts whole", "one at a time", "one at a time, prompts whole")
 BEGIN_TYPES, END_TYPES = "<!-- language models: python -m tests.cells -->\n", "<!-- end of language models -->\n"
 BEGIN_MEDIA, END_MEDIA = "<!-- multimodal models: python -m tests.cells -->\n", "<!-- end of multimodal models -->\n"
 BEGIN_RECOGNIZERS, END_RECOGNIZERS = "<!-- recognizers: python -m tests.cells -->\n", "<!-- end of recognizers -->\n"
+BEGIN_SPEAKERS, END_SPEAKERS = "<!-- speakers: python -m tests.cells -->\n", "<!-- end of speakers -->\n"
 BEGIN, END = "<!-- families: python -m tests.cells -->\n", "<!-- end of families -->\n"
 
 
@@ -87,6 +95,17 @@ def format_recognizers() -> str:
 def write_recognizers(path: Path) -> None:
     """Write the lists into ``path``."""
     _replace_block(path, BEGIN_RECOGNIZERS, format_recognizers(), END_RECOGNIZERS)
+
+
+def format_speakers() -> str:
+    """Lists of the types of text-to-speech models that transformers knows, by the way they speak, in Markdown."""
+    title = "types of text-to-speech models that transformers {} knows"
+    return _format_outcomes(OUTCOMES / "speakers", title, "it speaks | types", SPEAKING)
+
+
+def write_speakers(path: Path) -> None:
+    """Write the lists into ``path``."""
+    _replace_block(path, BEGIN_SPEAKERS, format_speakers(), END_SPEAKERS)
 
 
 def _replace_block(path: Path, begin: str, text: str, end: str) -> None:

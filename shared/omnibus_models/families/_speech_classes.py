@@ -15,8 +15,8 @@ class SpeechClass(NamedTuple):
     the class of a vocoder that is another model, usually ``other_checkpoint``. ``processor`` is whether texts need the
     class's processor, not only its tokenizer. ``prompt`` is the format of a text, with the ``voices`` that it can name.
     ``sentences`` is whether sentences may be spoken one by one: their voice is fixed. ``streams`` is whether a
-    ``streamer`` gets frames of codes. ``options`` are more arguments, and ``rate`` the samples per second if no
-    configuration has them.
+    ``streamer`` gets frames of codes. ``options`` are more arguments. ``hollow`` is a part whose configuration the
+    class reads while its vocoder is loaded. ``rate`` is samples per second, if no configuration has them.
     """
 
     cls: str
@@ -30,6 +30,7 @@ class SpeechClass(NamedTuple):
     sentences: bool = False
     streams: bool = False
     options: Mapping[str, Any] = {}
+    hollow: str = ""
     rate: int = 0
 
 
@@ -39,6 +40,7 @@ CLASSES: Mapping[str, SpeechClass] = {
     "csm": SpeechClass(
         "CsmForConditionalGeneration", "codec_model.decode", ["codec_model"],
         prompt="[{voice}]{text}", voices=["0", "1"], streams=True, options={"output_audio": True},
+        hollow="depth_decoder",
     ),
     "dia": SpeechClass(
         "DiaForConditionalGeneration", "decode", other="DacModel", other_checkpoint="descript/dac_44khz",
@@ -52,6 +54,9 @@ CLASSES: Mapping[str, SpeechClass] = {
         "FastSpeech2ConformerWithHifiGan", "vocoder", ["vocoder"], sentences=True, rate=22_050
     ),
     "musicgen": SpeechClass("MusicgenForConditionalGeneration", "audio_encoder.decode", ["audio_encoder"]),
+    "musicgen_melody": SpeechClass(
+        "MusicgenMelodyForConditionalGeneration", "audio_encoder.decode", ["audio_encoder"], hollow="decoder"
+    ),
     "seamless_m4t": SpeechClass("SeamlessM4TForTextToSpeech", "vocoder", ["vocoder"], sentences=True),
     "seamless_m4t_v2": SpeechClass("SeamlessM4Tv2ForTextToSpeech", "vocoder", ["vocoder"], sentences=True),
     "speecht5": SpeechClass(

@@ -114,7 +114,11 @@ class ClassSpeaker(LoadedComponent):
         self._check: Callable[[], None] | None = None
         for part in module.modules():
             if isinstance(part, PreTrainedModel):
-                part.register_forward_pre_hook(lambda *_: self._check and self._check())
+                part.register_forward_pre_hook(self._check_step)
+
+    def _check_step(self, *_: Any) -> None:
+        if self._check is not None:
+            self._check()
 
     def _list_voices(self) -> Sequence[str]:
         if "speaker_embeddings" in self._accepts:
@@ -278,16 +282,11 @@ class SpeechFamily:
 
 
 def list_other_parts(cls: Any, config: Any, row: SpeechClass) -> list[str]:
-    """Return the paths of all parts of ``cls`` that are not its vocoder's.
-
-    The parts of a class with its own loader stay without their weights, because it reads their configurations.
-    """
+    """Return the paths of all parts of ``cls`` that are not its vocoder's."""
     with torch.device("meta"):
         others = [(name, part) for name, part in cls(config).named_children() if name not in row.parts]
-    if "from_pretrained" not in vars(cls):
-        return [name for name, _ in others]
-    paths = [[f"{name}.{inner}" for inner, _ in part.named_children()] or [name] for name, part in others]
-    return [path for each in paths for path in each]
+    hollow = [f"{name}.{inner}" for name, part in others if name == row.hollow for inner, _ in part.named_children()]
+    return [*hollow, *(name for name, _ in others if name != row.hollow)]
 
 
 def find_vocoder(checkpoint: Path, row: SpeechClass) -> Path:

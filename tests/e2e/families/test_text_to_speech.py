@@ -1,6 +1,8 @@
 """A text-to-speech model on a running system: the samples of the library, whole and in pieces, in every format."""
 
-from collections.abc import Iterator
+import base64
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from tests.e2e.system import System, declare_model, start_system
 from tests.e2e.vl.test_records import run_command
 from tests.unit.encoding.test_audio import decode_audio
 from tests.unit.llm.runners.speaking import SENTENCES, TEXT, speak_by_vits
+from tests.unit.models import test_text_to_speech as whole
+from tests.unit.models.speech_checkpoints import VOICES, write_checkpoint
 
 pytestmark = pytest.mark.e2e
 
@@ -34,8 +38,19 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[System]:
+def others(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """A model that streams codes, and one whose vocoder is another checkpoint."""
+    paths = {name: tmp_path_factory.mktemp(name) for name in ("csm", "speecht5")}
+    for name, path in paths.items():
+        write_checkpoint(name, path)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, others: Mapping[str, Path]) -> Iterator[System]:
     models = {MODEL: declare_model("text_to_speech", checkpoint)}
+    for name, path in others.items():
+        models[name] = declare_model("text_to_speech", path)
     with start_system(tmp_path_factory.mktemp("speaking"), models) as new_system:
         yield new_system
 
@@ -60,6 +75,30 @@ async def test_samples_are_those_of_the_library(system: System, checkpoint: Path
         assert len(samples) == len(expected)
         assert float(np.abs(samples - expected).max()) < CLOSE
     assert float(np.abs(expected).max()) > 0.1
+    await system.ledger_is_empty()
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("path", ["T>V", "TV"])
+@pytest.mark.parametrize(("model", "voice", "pieces"), [("csm", "1", 5), ("speecht5", VOICES[1], 1)])
+async def test_other_models_have_the_samples_of_the_library(
+    system: System, others: Mapping[str, Path], model: str, voice: str, pieces: int, path: str
+):
+    await system.becomes_ready()
+    wish = {**WISH, "model": model, "input": whole.TEXT, "voice": voice, "extra_body": {"seed": whole.SEED}}
+    received = []
+    async with system.client() as client:
+        create = client.audio.speech.with_streaming_response.create
+        async with create(**wish, stream_format="sse", extra_headers={"x-omnibus-path": path}) as response:
+            async for line in response.iter_lines():
+                event = json.loads(line.removeprefix("data: ")) if line else {}
+                received += [base64.b64decode(event["audio"])] if event.get("type") == "speech.audio.delta" else []
+
+    expected = whole.speak_whole(model, others[model]).detach().numpy()
+    samples = read_samples(b"".join(received))
+    assert len(received) >= pieces
+    assert len(samples) == len(expected)
+    assert float(np.abs(samples - expected).max()) < CLOSE
     await system.ledger_is_empty()
 
 

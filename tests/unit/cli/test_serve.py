@@ -174,6 +174,15 @@ def test_the_printed_command_survives_a_shell_whatever_the_name(family: str, rou
     assert json.loads(data)["model"] == "it's a model"
 
 
+def test_the_command_for_a_text_to_speech_model_writes_a_file():
+    served = Served("it's a model", "text_to_speech", "/m", "cpu", "float32", 0, 1)
+
+    *_, data, flag, file = shlex.split(serve.example_command(served, "http://127.0.0.1:1/v1"))
+
+    assert json.loads(data).keys() == {"model", "input", "voice"}
+    assert (flag, file) == ("-o", "speech.mp3")
+
+
 def test_the_command_for_a_recognizer_sends_a_file():
     served = Served("it's a model", "speech_to_text", "/m", "cpu", "float32", 0, 1)
 

@@ -57,13 +57,22 @@ from tests.unit.gateway.samples import make_sample_picture
 from tests.unit.sidecar import node as nodes
 
 VL, OMNI, TEXT, PAINTER, FILMER = "toy-vl", "toy.omni", "toy-text", "toy-painter", "toy-filmer"
-_FAMILIES = {VL: "qwen2_5_vl", OMNI: "qwen2_5_omni", TEXT: "qwen2", PAINTER: "qwen_image", FILMER: "ltx2"}
+SPEAKER = "toy-speaker"
+_FAMILIES = {
+    SPEAKER: "text_to_speech",
+    VL: "qwen2_5_vl",
+    OMNI: "qwen2_5_omni",
+    TEXT: "qwen2",
+    PAINTER: "qwen_image",
+    FILMER: "ltx2",
+}
 _KINDS = {
     **catalog.FAMILIES["qwen2_5_omni"]["tasks"],
     **catalog.FAMILIES["qwen_image"]["tasks"],
     **catalog.EMBED,
     "reranker": "rerank",
     "transcriber": "transcribe",
+    "speaker": "speak",
 }
 RATE = 24000
 #: Tones are speech to the toys.
@@ -220,10 +229,34 @@ async def transcribe_rows(job: Job) -> None:
     job.close("text", {"finish_reason": "stop", "usage": usage, "language": "english", "seconds": 0.5})
 
 
+async def call_vocoder(job: Job) -> None:
+    """Send a ramp for each word, at the speed of a model that sets it."""
+    params, voice = job.inputs["params"], job.inputs["voice"]
+    if voice not in ("", "anna", "ash"):
+        raise BadRequest(f"unknown voice {voice!r}: use one of anna", param="voice")
+    if params.get("temperature") is not None:
+        raise BadRequest("this model has no temperature: omit it", param="temperature")
+    for number, _ in enumerate(job.inputs["text"].split()):
+        own_speed = {"speed": params["speed"]} if voice == "anna" else {}
+        await job.send("calls", own_speed, np.full(240, number, np.uint8))
+    job.close("calls", {"usage": {"prompt_tokens": 9}})
+
+
+async def play_calls(job: Job) -> None:
+    """Send the bytes of the calls as samples; the seed is the first sample."""
+    usage: dict[str, int] = {}
+    async for item in job.stream("calls"):
+        usage = item.data.get("usage", usage)
+        if item.array is not None:
+            samples = np.concatenate([[job.seed % 100], item.array[1:]]).astype(np.float32) / 200
+            await job.send("audio", {"rate": RATE, "speed": item.data.get("speed", 1.0)}, samples)
+    job.close("audio", {"usage": usage})
+
+
 TOYS: dict[str, Work] = {
     "vision": encode_media_rows, "audio": encode_media_rows, "thinker": write_chat_words, "talker": send_codes, "vocoder": send_samples,
     "text_encoder": embed_prompt_words, "vae_encoder": encode_media_rows, "dit": put_latents, "vae": paint_latents, "embedder": embed_texts, "reranker": count_query_words,
-    "transcriber": transcribe_rows,
+    "transcriber": transcribe_rows, "speaker": call_vocoder,
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Small random checkpoints of text-to-speech models, each with tokenizer, voices and vocoder."""
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +27,11 @@ _MIMI = {
 }  # fmt: skip
 _ENCODEC = {"num_filters": 4, "hidden_size": 32, "codebook_dim": 32, "upsampling_ratios": [8, 5, 4, 2]}
 _HIFIGAN = {"upsample_initial_channel": 32}
+_MUSICGEN = {
+    "text_encoder": {"model_type": "t5", "d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 64, "num_layers": 2},
+    "audio_encoder": {"model_type": "encodec", **_ENCODEC, "sampling_rate": 32_000},
+    "decoder": {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "ffn_dim": 64},
+}
 #: Small vocoders, and what the library's own configurations lack.
 FIELDS: Mapping[str, Any] = {
     "bark": {
@@ -45,11 +51,7 @@ FIELDS: Mapping[str, Any] = {
     },
     "fastspeech2_conformer": {"vocab_size": 400},
     "fastspeech2_conformer_with_hifigan": {"vocoder_config": _HIFIGAN, "model_config": {"vocab_size": 400}},
-    "musicgen": {
-        "text_encoder": {"model_type": "t5", "d_model": 64, "d_kv": 16, "num_heads": 4, "d_ff": 64, "num_layers": 2},
-        "audio_encoder": {"model_type": "encodec", **_ENCODEC, "sampling_rate": 32_000},
-        "decoder": {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "ffn_dim": 64},
-    },
+    **dict.fromkeys(("musicgen", "musicgen_melody"), _MUSICGEN),
     "speecht5": {"vocab_size": 400},
     "vits": {"num_speakers": 2, "speaker_embedding_size": 16, "upsample_initial_channel": 64},
 }
@@ -66,7 +68,7 @@ _LANGUAGES = {"eng": 5, "deu": 6}
 def write_checkpoint(model_type: str, directory: Path) -> Any:
     """Write a checkpoint of ``model_type``; returns its model."""
     row = CLASSES[model_type]
-    config = transformers.CONFIG_MAPPING[model_type](**FIELDS.get(model_type, {}))
+    config = transformers.CONFIG_MAPPING[model_type](**copy.deepcopy(FIELDS.get(model_type, {})))
     model = build_speech_copy(getattr(transformers, row.cls), shrink_speech(config))
     if model.can_generate():
         model.generation_config = make_generation_config(model_type)
@@ -93,10 +95,11 @@ def make_generation_config(model_type: str) -> Any:
         for name in names:
             setattr(made, name, _LANGUAGES if name != names[2] else {"eng": 0, "deu": 1})
         return made
-    options: dict[str, Any] = {
-        "dia": {"bos_token_id": 1026, "decoder_start_token_id": 1026, "eos_token_id": 1024, "pad_token_id": 1025},
-        "musicgen": {"pad_token_id": 2048, "decoder_start_token_id": 2048, "guidance_scale": 3.0},
-    }.get(model_type, {"pad_token_id": 0})
+    options: dict[str, Any] = {"pad_token_id": 0}
+    if model_type == "dia":
+        options = {"bos_token_id": 1026, "decoder_start_token_id": 1026, "eos_token_id": 1024, "pad_token_id": 1025}
+    elif model_type.startswith("musicgen"):
+        options = {"pad_token_id": 2048, "decoder_start_token_id": 2048, "guidance_scale": 3.0}
     return transformers.GenerationConfig(max_new_tokens=30, do_sample=True, **options)
 
 

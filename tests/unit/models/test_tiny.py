@@ -55,8 +55,8 @@ def test_the_same_seed_gives_the_same_weights(vl: Path, tmp_path: Path) -> None:
     assert weights[0] == weights[1] != weights[2]
 
 
-#: Families whose prompts are read by encoders alone.
-WITHOUT_LLM = ("modular_image", "modular_video")
+#: Families whose prompts no language model reads.
+WITHOUT_LLM = ("modular_image", "modular_video", "text_to_speech")
 
 
 @pytest.fixture(scope="module")

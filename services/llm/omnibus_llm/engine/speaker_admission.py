@@ -28,6 +28,8 @@ from omnibus_models.families.text_to_speech import (
 from omnibus_models.miniature import CODES, build_speech_copy, shrink_speech
 
 TEXTS = ("a small cat sat on the mat", "one more red circle is here")
+#: Random models may choose tokens that have no sound, which then fails; so there is another attempt.
+SEEDS = (0, 1)
 #: Largest difference of samples, which are at most 1.
 TOLERANCE = 1e-4
 #: Arguments that keep the speech of a copy short, by an argument that its class has.
@@ -61,17 +63,20 @@ def admit_speaker(speaker: ClassSpeaker) -> None:
 
 def find_fault(speaker: ClassSpeaker) -> str:
     """Return why a copy of ``speaker`` cannot be served, or ""."""
-    options = SpeakingOptions(speaker.voices[0])
-    try:
-        return _SpeechTrial(speaker, [speaker.make_inputs(text, options) for text in TEXTS]).find_fault()
-    except Exception as error:  # noqa: BLE001 whatever a library raises
-        return f"no small copy of it speaks: {type(error).__name__}: {str(error)[:200]}"
+    options, fault = SpeakingOptions(speaker.voices[0]), ""
+    for seed in SEEDS:
+        try:
+            return _SpeechTrial(speaker, [speaker.make_inputs(text, options) for text in TEXTS], seed).find_fault()
+        except Exception as error:  # noqa: BLE001 whatever a library raises
+            fault = f"no small copy of it speaks: {type(error).__name__}: {str(error)[:200]}"
+    return fault
 
 
 class _SpeechTrial:
     """A copy of the class of ``speaker``, and ``inputs`` of two texts."""
 
-    def __init__(self, speaker: ClassSpeaker, inputs: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, speaker: ClassSpeaker, inputs: Sequence[Mapping[str, Any]], seed: int) -> None:
+        self._seed = seed
         original: Any = speaker.module
         self._row: SpeechClass = speaker.row
         self._processor = copy.copy(speaker.processor)
@@ -106,7 +111,7 @@ class _SpeechTrial:
 
     def _speak_whole(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the samples that the class makes without this product."""
-        torch.manual_seed(0)
+        torch.manual_seed(self._seed)
         run, other = find_run(self._module), self._vocoder
         if other is not None and "vocoder" in inspect.signature(run).parameters:
             return flatten_samples(run(**inputs, vocoder=other))
@@ -124,6 +129,6 @@ class _SpeechTrial:
         vocoder = ClassSynthesizer(parts if self._vocoder is None else self._vocoder, self._row)
         samples = []
         for each in self._inputs:
-            torch.manual_seed(0)
+            torch.manual_seed(self._seed)
             samples.append(vocoder.synthesize(call_vocoder(self._module, self._row, each, self._processor)))
         return samples

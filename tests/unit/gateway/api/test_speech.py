@@ -12,9 +12,10 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
+from omnibus.families import catalog
 from omnibus_gateway.media.headers.sniff import sniff_mime
 from tests.unit.encoding.test_audio import decode_audio
-from tests.unit.gateway.house import OMNI, RATE, VL, ToyGateway, read_error_body
+from tests.unit.gateway.house import OMNI, RATE, SPEAKER, VL, ToyGateway, play_calls, read_error_body
 
 SPEECH = "/v1/audio/speech"
 TEXT = "one two three four five"
@@ -245,3 +246,59 @@ async def test_the_official_client_hears_it(speech_gateway: ToyGateway):
 
     assert whole.content == b"".join(pieces)
     assert len(decode_audio(whole.content)[0]) == 5 * 240
+
+
+@pytest.fixture
+async def speaking_gateway(home: ToyGateway) -> ToyGateway:
+    home.serve(OMNI, **{SPEAKER: catalog.model_declaration("text_to_speech", "")})
+    await home.executor(SPEAKER, "T", "speaker")
+    await home.executor(SPEAKER, "V", "vocoder", vocoder=play_calls)
+    return home
+
+
+async def post_text(home: ToyGateway, **more: Any) -> httpx.Response:
+    wish = {"model": SPEAKER, "input": TEXT, "voice": "anna", "response_format": "pcm", **more}
+    return await home.http.post(SPEECH, json=wish, headers={"x-omnibus-path": "T>V"})
+
+
+async def test_a_text_to_speech_model_gets_text_voice_and_seed(speaking_gateway: ToyGateway):
+    response = await post_text(speaking_gateway, seed=40)
+    again = await post_text(speaking_gateway, seed=41, voice="ash")
+
+    assert response.status_code == 200, response.text
+    samples = read_samples(response.content)
+    assert len(samples) == 5 * 240
+    assert samples[-1] == pytest.approx(4 / 200 * 32768, abs=1)
+    assert samples[0] == pytest.approx(40 / 200 * 32768, abs=1)
+    assert read_samples(again.content)[0] == pytest.approx(41 / 200 * 32768, abs=1)
+    end_record = await speaking_gateway.ended(response.headers["x-request-id"])
+    assert end_record.answer.usage == {"prompt_tokens": 9}
+    await speaking_gateway.emptied()
+
+
+@pytest.mark.parametrize(("voice", "factor"), [("anna", 1.0), ("ash", 2.0)])
+async def test_samples_are_only_sped_up_if_the_model_has_not(speaking_gateway: ToyGateway, voice: str, factor: float):
+    response = await post_text(speaking_gateway, speed=2.0, voice=voice)
+
+    assert len(read_samples(response.content)) == pytest.approx(5 * 240 / factor, rel=0.2)
+    await speaking_gateway.emptied()
+
+
+@pytest.mark.parametrize(
+    "wish", [{"voice": "bert"}, {"instructions": "Whisper."}, {"temperature": 0.5}, {"input": ""}, {"speed": 9.0}]
+)
+async def test_what_a_text_to_speech_model_cannot_do_is_refused_by_name(speaking_gateway: ToyGateway, wish: Any):
+    response = await post_text(speaking_gateway, **wish)
+
+    assert response.status_code == 400, response.text
+    assert read_error_body(response)["param"] == next(iter(wish))
+    await speaking_gateway.emptied()
+
+
+async def test_speech_events_end_with_the_usage_of_a_text_to_speech_model(speaking_gateway: ToyGateway):
+    response = await post_text(speaking_gateway, stream_format="sse")
+
+    events = [json.loads(block.removeprefix("data: ")) for block in response.text.split("\n\n") if block]
+    assert b"".join(base64.b64decode(event["audio"]) for event in events[:-1])
+    assert events[-1]["usage"]["input_tokens"] == 9
+    await speaking_gateway.emptied()
