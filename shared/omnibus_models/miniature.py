@@ -108,7 +108,7 @@ def shrink_config(config: Any) -> Any:
 
 
 def shrink_speech(config: Any) -> Any:
-    """Return a copy of the ``config`` of a text-to-speech model, as ``shrink_config`` does.
+    """Return a small copy of the ``config`` of a text-to-speech model.
 
     Its tokens and its vocoder stay, so that the checkpoint's processor fits the copy.
     """
@@ -126,7 +126,7 @@ def shrink_speech(config: Any) -> Any:
 
 def _keep_sounds(fields: Mapping[str, Any], shrunk: dict[str, Any]) -> dict[str, Any]:
     """Return ``shrunk`` with tokens, vocabularies and vocoders of ``fields``."""
-    kept = {
+    own = {
         name: value
         for name, value in fields.items()
         if str(name).endswith((*_TOKENS, "vocab_size")) or name in _VOCODERS
@@ -136,7 +136,7 @@ def _keep_sounds(fields: Mapping[str, Any], shrunk: dict[str, Any]) -> dict[str,
         for name, value in shrunk.items()
         if isinstance(value, dict) and isinstance(fields.get(name), dict)
     }
-    return {**shrunk, **parts, **kept}
+    return {**shrunk, **parts, **own}
 
 
 def shrink_parts(config: Any) -> Any:
@@ -282,7 +282,7 @@ def build_copy(cls: Any, config: Any) -> Any:
 
 
 def build_speech_copy(cls: Any, config: Any) -> Any:
-    """Return a random model as ``build_copy`` does, with codes that differ: codebooks are no parameters."""
+    """Return a random model as ``build_copy`` does, with random codebooks, which are buffers."""
     module = build_copy(cls, config)
     generator = torch.Generator().manual_seed(1)
     for buffer in module.buffers():

@@ -26,7 +26,7 @@ STREAMS, SENTENCES, WHOLE, OWN, ABSENT = SPEAKING
 
 
 def list_types() -> list[str]:
-    """Return the types of all text-to-speech models of the library, and those of ``CLASSES``."""
+    """Return the types of all text-to-speech models, with those of ``CLASSES``."""
     from transformers.models.auto import modeling_auto as auto
 
     names = {*auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES, *auto.MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES}

@@ -13,7 +13,7 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def pack_call(call: VocoderCall) -> tuple[dict[str, Any], np.ndarray]:
-    """Return the JSON of ``call``, and the bytes of its tensors, uint8 [n].
+    """Return the JSON of ``call``, and its tensors as uint8 [n].
 
     Raises ``ValueError`` for an argument that is neither a tensor nor a plain value.
     """

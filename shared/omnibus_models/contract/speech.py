@@ -113,7 +113,10 @@ class Speaker(ModelComponent, Protocol):
     sets_speed: bool  # whether it speaks at ``SpeakingOptions.speed`` itself
 
     def require_options(self, options: SpeakingOptions) -> None:
-        """Raise ``BadRequest`` that names an option which the model lacks, with the voices that it has."""
+        """Raise ``BadRequest`` for an option that the model lacks.
+
+        It lists the voices for an unknown voice.
+        """
 
     def split_text(self, text: str) -> Sequence[str]:
         """Return the parts of ``text`` that are spoken one after another; usually its sentences.

@@ -1,4 +1,4 @@
-"""What the library does not say about classes of text-to-speech models."""
+"""Facts about classes of text-to-speech models that the library does not have."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -54,7 +54,7 @@ class CallCatcher:
 
 
 class FrameStreamer:
-    """Sends each frame of codes when the next one is there: the last one may be a mark of the end."""
+    """Sends each frame of codes when the next one is there, since the last may be a mark of the end."""
 
     def __init__(self, send: Callable[[VocoderCall], None]) -> None:
         self._send = send
@@ -155,21 +155,21 @@ class ClassSpeaker(LoadedComponent):
 
     def make_inputs(self, text: str, options: SpeakingOptions) -> dict[str, Any]:
         """Return the arguments of the model for ``text``."""
-        voice, named = options.voice, {}
+        voice, extras = options.voice, {}
         if voice not in self.voices:
             voice = self.voices[OPENAI_VOICES.index(voice) % len(self.voices)]
         if hasattr(self.processor, "available_voice_presets") and voice != DEFAULT_VOICE:
-            named["voice_preset"] = voice
+            extras["voice_preset"] = voice
         inputs: dict[str, Any] = {}
         if "tgt_lang" in self._accepts:
-            named["src_lang"] = inputs["tgt_lang"] = voice
+            extras["src_lang"] = inputs["tgt_lang"] = voice
         elif "speaker_embeddings" in self._accepts:
             vector = torch.from_numpy(np.load(self._files[voice], allow_pickle=False))
             inputs["speaker_embeddings"] = vector.reshape(1, -1).to(self._model.dtype)
         elif "speaker_id" in self._accepts and voice.isdigit():
             inputs["speaker_id"] = int(voice)
         prompt = self.row.prompt.format(voice=voice, text=text)
-        inputs.update(self.processor(text=prompt, return_tensors="pt", **named))
+        inputs.update(self.processor(text=prompt, return_tensors="pt", **extras))
         inputs.pop("token_type_ids", None)
         return {name: each.to(self._model.device) if hasattr(each, "to") else each for name, each in inputs.items()}
 
@@ -220,16 +220,16 @@ class ClassSynthesizer(LoadedComponent):
 
     def synthesize(self, call: VocoderCall) -> Tensor:
         """See ``contract.Synthesizer``."""
-        named = {name: self._place(value) for name, value in call.named.items()}
-        return flatten_samples(self._entry(*map(self._place, call.args), **named))
+        keywords = {name: self._place(value) for name, value in call.named.items()}
+        return flatten_samples(self._entry(*map(self._place, call.args), **keywords))
 
     def _place(self, value: Any) -> Any:
         return value.to(self._device) if isinstance(value, Tensor) else value
 
 
-def flatten_samples(made: Any) -> Tensor:
+def flatten_samples(output: Any) -> Tensor:
     """Return the samples [n] in what a vocoder returns. Raises ``StageFailed`` for several channels."""
-    samples = getattr(made, "audio_values", made)
+    samples = getattr(output, "audio_values", output)
     samples = samples[0] if isinstance(samples, (tuple, list)) else samples
     if samples.numel() != samples.shape[-1]:
         raise errors.StageFailed(f"the vocoder made samples of shape {[*samples.shape]}: only mono is served")
@@ -282,11 +282,11 @@ class SpeechFamily:
 
 
 def list_other_parts(cls: Any, config: Any, row: SpeechClass) -> list[str]:
-    """Return the paths of all parts of ``cls`` that are not its vocoder's."""
+    """Return the paths of the parts of ``cls`` outside its vocoder."""
     with torch.device("meta"):
-        others = [(name, part) for name, part in cls(config).named_children() if name not in row.parts]
-    hollow = [f"{name}.{inner}" for name, part in others if name == row.hollow for inner, _ in part.named_children()]
-    return [*hollow, *(name for name, _ in others if name != row.hollow)]
+        children = [(name, part) for name, part in cls(config).named_children() if name not in row.parts]
+    hollow = [f"{name}.{inner}" for name, part in children if name == row.hollow for inner, _ in part.named_children()]
+    return [*hollow, *(name for name, _ in children if name != row.hollow)]
 
 
 def find_vocoder(checkpoint: Path, row: SpeechClass) -> Path:
@@ -295,8 +295,8 @@ def find_vocoder(checkpoint: Path, row: SpeechClass) -> Path:
         return checkpoint / VOCODER_FOLDER
     source = row.other_checkpoint
     with suppress(OSError, ValueError):
-        listed = json.loads((checkpoint / "processor_config.json").read_text()).get("audio_tokenizer") or {}
-        source = listed.get("audio_tokenizer_name_or_path", source)
+        about = json.loads((checkpoint / "processor_config.json").read_text()).get("audio_tokenizer") or {}
+        source = about.get("audio_tokenizer_name_or_path", source)
     try:
         return checkpoints.resolve_checkpoint(source)
     except errors.OmnibusError as error:

@@ -2,6 +2,8 @@
 
 import base64
 import json
+import os
+import signal
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,26 @@ async def test_a_stream_has_a_piece_for_each_sentence_and_is_replayed(system: Sy
 
     assert len(pieces) == len(SENTENCES)
     assert (code, "identical to the recorded answer" in replay) == (0, True), replay
+    await system.ledger_is_empty()
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("option", ["T", "V"])
+async def test_speech_goes_on_where_its_executor_dies(system: System, option: str):
+    await system.becomes_ready()
+    wish = {**WISH, "input": "The small cat sat on the mat. " * 130}
+    async with system.client() as client:
+        whole_answer = await client.audio.speech.create(**wish, extra_headers={"x-omnibus-path": "TV"})
+        pids, received = await system.whole(), b""
+        create = client.audio.speech.with_streaming_response.create
+        async with create(**wish, extra_headers={"x-omnibus-path": "T>V"}) as response:
+            async for data in response.iter_bytes():
+                if not received:
+                    os.kill(pids[f"{MODEL}-{option}-0"], signal.SIGKILL)
+                received += data
+
+    assert len(received) == len(whole_answer.content)
+    assert float(np.abs(read_samples(received) - read_samples(whole_answer.content)).max()) < CLOSE
     await system.ledger_is_empty()
 
 

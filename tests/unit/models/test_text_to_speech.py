@@ -1,4 +1,4 @@
-"""Text-to-speech models of any class, loaded in two parts, make the samples of the class itself."""
+"""Text-to-speech models in two parts make the samples of their class."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ CLOSE = 1e-4
 
 
 def speak_whole(model_type: str, directory: Path) -> Tensor:
-    """Return the samples of ``TEXT`` by the class alone, as its documentation shows."""
+    """Return the samples of ``TEXT`` by the class alone."""
     return _WHOLE[model_type](directory).reshape(-1).clamp(-1, 1)
 
 
@@ -169,6 +169,7 @@ def test_a_vocoder_that_is_another_checkpoint_is_named_if_it_is_missing(tmp_path
     "transformers 5.19",
     "VitsTokenizer with is_uroman drops all characters of other scripts with only a line of its log if uroman is missing",
     "refuses the checkpoint by the name of the library",
+    source="tokenization_vits.prepare_for_tokenization calls logger.warning and returns the text without those characters",
 )
 @pytest.mark.parametrize(("option", "library"), [("is_uroman", "uroman"), ("phonemize", "phonemizer")])
 def test_a_library_that_the_text_needs_is_named_if_it_is_missing(vits: Path, tmp_path: Path, option: str, library: str):

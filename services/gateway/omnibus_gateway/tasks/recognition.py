@@ -1,4 +1,4 @@
-"""Requests to recognizers (an audio encoder and a text decoder), and to text-to-speech models."""
+"""Requests to recognizers, and to text-to-speech models."""
 
 from collections.abc import Callable
 

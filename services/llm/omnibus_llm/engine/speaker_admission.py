@@ -28,7 +28,7 @@ from omnibus_models.families.text_to_speech import (
 from omnibus_models.miniature import CODES, build_speech_copy, shrink_speech
 
 TEXTS = ("a small cat sat on the mat", "one more red circle is here")
-#: Random models may choose tokens that have no sound, which then fails; so there is another attempt.
+#: Random models may choose tokens that their vocoder lacks, so there is another attempt.
 SEEDS = (0, 1)
 #: Largest difference of samples, which are at most 1.
 TOLERANCE = 1e-4
@@ -48,7 +48,7 @@ class SpeechVerdict(msgspec.Struct, frozen=True):
 
 
 def admit_speaker(speaker: ClassSpeaker) -> None:
-    """Raise ``Fatal`` if a copy of the class of ``speaker`` in two parts does not give its samples."""
+    """Raise ``Fatal`` if the class of ``speaker`` cannot be served."""
     module: Any = speaker.module
     name = type(module).__name__
     key = (name, module.config.to_dict(), transformers.__version__, torch.__version__)
@@ -84,8 +84,8 @@ class _SpeechTrial:
         self._module = build_speech_copy(getattr(transformers, self._row.cls), config).to(original.device)
         if hasattr(original, "generation_config"):
             self._module.generation_config = copy.deepcopy(original.generation_config)
-        accepted = inspect.signature(find_run(self._module)).parameters
-        short: Mapping[str, Any] = next((values for name, values in _SHORT.items() if name in accepted), {})
+        parameters = inspect.signature(find_run(self._module)).parameters
+        short: Mapping[str, Any] = next((values for name, values in _SHORT.items() if name in parameters), {})
         self._inputs = [{**each, **self._row.options, **short} for each in inputs]
         self._vocoder = self._build_vocoder().to(original.device) if self._row.other else None
 
@@ -97,7 +97,7 @@ class _SpeechTrial:
         return build_speech_copy(cls, config)
 
     def find_fault(self) -> str:
-        """Return why the parts do not make the samples of the whole, or ""."""
+        """Return why the parts make other samples than the whole, or ""."""
         expected = [self._speak_whole(each) for each in self._inputs]
         given = self._speak_apart()
         pairs = list(zip(given, expected, strict=True))
@@ -115,11 +115,11 @@ class _SpeechTrial:
         run, other = find_run(self._module), self._vocoder
         if other is not None and "vocoder" in inspect.signature(run).parameters:
             return flatten_samples(run(**inputs, vocoder=other))
-        made = run(**inputs)
+        output = run(**inputs)
         if other is not None and self._row.processor:
             self._processor.audio_tokenizer = other
-            return flatten_samples(self._processor.batch_decode(made))
-        return flatten_samples(other(made.spectrogram) if other is not None else getattr(made, "waveform", made))
+            return flatten_samples(self._processor.batch_decode(output))
+        return flatten_samples(other(output.spectrogram) if other is not None else getattr(output, "waveform", output))
 
     def _speak_apart(self) -> list[Tensor]:
         """Return the samples of the two parts; the whole is gone then."""

@@ -61,10 +61,10 @@ class SpeakRunner(Hosted[Speaker]):
     async def _send_sentence(self, job: Job, sentence: str, options: SpeakingOptions, seed: int) -> None:
         """Send the calls of one sentence while it is computed."""
         loop, cancelled = asyncio.get_running_loop(), threading.Event()
-        made: asyncio.Queue[VocoderCall | None] = asyncio.Queue()
+        calls: asyncio.Queue[VocoderCall | None] = asyncio.Queue()
 
         def send(call: VocoderCall | None) -> None:
-            loop.call_soon_threadsafe(made.put_nowait, call)
+            loop.call_soon_threadsafe(calls.put_nowait, call)
 
         def check() -> None:
             if cancelled.is_set():
@@ -76,12 +76,12 @@ class SpeakRunner(Hosted[Speaker]):
             finally:
                 send(None)
 
-        applied = {"speed": options.speed} if self.model.sets_speed else {}
+        own_speed = {"speed": options.speed} if self.model.sets_speed else {}
         speech = asyncio.create_task(self._compute(speak))
         try:
-            while (call := await made.get()) is not None:
+            while (call := await calls.get()) is not None:
                 data, array = pack_call(call)
-                await job.send("calls", {**data, **applied}, array)
+                await job.send("calls", {**data, **own_speed}, array)
             await speech
         finally:
             cancelled.set()

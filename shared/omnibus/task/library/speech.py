@@ -261,8 +261,8 @@ class TextToSpeech(CompositeTask[SpokenInput, SpeechOutput]):
     vocoder: Synthesize
 
     def invoke(self, request: SpokenInput) -> SpeechOutput:
-        spoken = self.speaker.invoke(
+        speech = self.speaker.invoke(
             SpeakInput(text=request.text, voice=request.voice, params=request.params), work=request.work
         )
-        sound = self.vocoder.invoke(SynthesizeInput(calls=spoken.calls), work=request.work)
+        sound = self.vocoder.invoke(SynthesizeInput(calls=speech.calls), work=request.work)
         return SpeechOutput(audio=sound.audio)
