@@ -38,7 +38,7 @@ class SynthesizeRunner(Hosted[Synthesizer]):
             usage = item.data.get("usage", usage)
             if item.array is None:
                 continue
-            call = series.add(_read_call(item))
+            call = series.add_call(_read_call(item))
             if call is None:
                 continue
             samples = copy_to_host(await self._compute(self.model.synthesize, call))[series.sent :]
@@ -66,7 +66,7 @@ class CodeSeries:
         self._sizes = piece_sizes(self._rate, _MOST_FRAMES) if self._rate else iter(())
         self._enough = next(self._sizes, 0)
 
-    def add(self, call: VocoderCall) -> VocoderCall | None:
+    def add_call(self, call: VocoderCall) -> VocoderCall | None:
         """Return the call to synthesize now: the whole, or all parts until now if they are enough for a piece."""
         if not call.partial:
             return call

@@ -34,7 +34,7 @@ DEFAULT_VOICE = "default"
 _SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|(?<=[。！？])|\n+")
 
 
-class _Reached(Exception):
+class _VocoderReached(Exception):
     """Ends a model's own function where it calls its vocoder."""
 
     def __init__(self, call: VocoderCall) -> None:
@@ -48,7 +48,7 @@ class CallCatcher:
     device = torch.device("cpu")
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        raise _Reached(VocoderCall(args, named))
+        raise _VocoderReached(VocoderCall(args, named))
 
     decode = __call__
 
@@ -93,7 +93,7 @@ def call_vocoder(module: Any, row: SpeechClass, inputs: Mapping[str, Any], proce
             processor.batch_decode(result)
         elif row.other:
             catcher(result.spectrogram)
-    except _Reached as reached:
+    except _VocoderReached as reached:
         return reached.call
     raise errors.StageFailed(f"{type(module).__name__} did not call its vocoder")
 

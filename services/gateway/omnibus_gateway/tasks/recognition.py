@@ -9,7 +9,7 @@ from omnibus.task.library import (
     RecordingInput,
     SpeakingParams,
     SpeechOutput,
-    SpokenInput,
+    TextToSpeechInput,
     TranscribeParams,
     Transcript,
 )
@@ -85,6 +85,6 @@ class Speakers(AudioModels):
         """Send ``text`` with ``voice`` and ``params``; return the speech, which you must read."""
         with use(run):
             speech: SpeechOutput = await run_task(
-                task.invoke, SpokenInput(text=text, voice=voice, params=params, work=len(text))
+                task.invoke, TextToSpeechInput(text=text, voice=voice, params=params, work=len(text))
             )
         return speech

@@ -239,7 +239,7 @@ class Speech(CompositeTask[SpeechInput, SpeechOutput]):
         return SpeechOutput(audio=sound.audio)
 
 
-class SpokenInput(BaseModel):
+class TextToSpeechInput(BaseModel):
     """A text for a text-to-speech model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -252,7 +252,7 @@ class SpokenInput(BaseModel):
     work: int = 1
 
 
-class TextToSpeech(CompositeTask[SpokenInput, SpeechOutput]):
+class TextToSpeech(CompositeTask[TextToSpeechInput, SpeechOutput]):
     """Text to speech: a model, then its vocoder, sentence by sentence."""
 
     #: From text to the vocoder's input.
@@ -260,7 +260,7 @@ class TextToSpeech(CompositeTask[SpokenInput, SpeechOutput]):
     #: From that to a waveform.
     vocoder: Synthesize
 
-    def invoke(self, request: SpokenInput) -> SpeechOutput:
+    def invoke(self, request: TextToSpeechInput) -> SpeechOutput:
         speech = self.speaker.invoke(
             SpeakInput(text=request.text, voice=request.voice, params=request.params), work=request.work
         )
