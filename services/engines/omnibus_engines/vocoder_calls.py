@@ -54,7 +54,9 @@ def unpack_call(data: Mapping[str, Any], array: np.ndarray) -> VocoderCall:
 
     try:
         args: Sequence[Any] = [read_value(each) for each in data["args"]]
-        call = VocoderCall(args, {name: read_value(each) for name, each in data["named"].items()}, bool(data["partial"]))
+        call = VocoderCall(
+            args, {name: read_value(each) for name, each in data["named"].items()}, bool(data["partial"])
+        )
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:
         raise ValueError(f"this is not the call of a vocoder: {error}") from error
     if place != len(array):

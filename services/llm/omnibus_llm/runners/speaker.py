@@ -63,21 +63,16 @@ class SpeakRunner(Hosted[Speaker]):
         loop, cancelled = asyncio.get_running_loop(), threading.Event()
         calls: asyncio.Queue[VocoderCall | None] = asyncio.Queue()
 
-        def send_call(call: VocoderCall | None) -> None:
+        def send_call(call: VocoderCall) -> None:
             loop.call_soon_threadsafe(calls.put_nowait, call)
 
         def check_step() -> None:
             if cancelled.is_set():
                 raise StageUnavailable("the request ended")
 
-        def compute_speech() -> None:
-            try:
-                self.model.speak(sentence, options, seed, send_call, check_step)
-            finally:
-                send_call(None)
-
         own_speed = {"speed": options.speed} if self.model.sets_speed else {}
-        speech = asyncio.create_task(self._compute(compute_speech))
+        speech = asyncio.create_task(self._compute(self.model.speak, sentence, options, seed, send_call, check_step))
+        speech.add_done_callback(lambda _: calls.put_nowait(None))
         try:
             while (call := await calls.get()) is not None:
                 data, array = pack_call(call)
