@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-_MAX_PARAMETERS = 300_000_000
+_MAX_PARAMETERS = 400_000_000
 LAYERS = 2
 VOCABULARY = 256
 WINDOW = 4
@@ -74,6 +74,8 @@ _CHOSEN_EXPERTS = frozenset(
 )
 _EXPERT_GROUPS = frozenset({"n_group", "topk_group"})
 _WINDOWS = frozenset({"sliding_window", "sliding_window_size", "attention_chunk_size", "window_size", "local_window"})
+#: The first token that an encoder embeds itself.
+_OFFSET = "vocab_offset"
 _VOCABULARIES = frozenset({"vocab_size", "unpadded_vocab_size", "vocab_size_per_layer_input"})
 #: The most of each count in a copy.
 _LIMITS = (
@@ -88,6 +90,7 @@ _LIMITS = (
     (_OFFSETS, 1),
     (_WINDOWS, WINDOW),
     (_VOCABULARIES, VOCABULARY),
+    (frozenset({"num_filters"}), 8),  # of the first of several stages
 )
 
 
@@ -123,6 +126,10 @@ def shrink_parts(config: Any) -> Any:
 
 def _shrink_part(fields: Mapping[str, Any], is_text: bool, widths: dict[int, int]) -> dict[str, Any]:
     """Shrink the ``fields`` of one part. ``widths`` maps widths of parts to those of the copy, and gets this part's."""
+    if "architecture" in fields:  # a model of timm, whose name fixes its widths
+        widths.setdefault(fields.get("hidden_size", 0), fields.get("hidden_size", 0))
+        offset = {name: value % VOCABULARY for name, value in fields.items() if name == _OFFSET}
+        return {**fields, **offset, "model_args": _shrink_timm(fields.get("model_args"))}
     shrunk = shrink_fields(fields)
     if is_text:
         shrunk |= {
@@ -131,23 +138,29 @@ def _shrink_part(fields: Mapping[str, Any], is_text: bool, widths: dict[int, int
         main = next((name for name in _WIDTHS if _is_count(fields.get(name))), "")
     else:
         shrunk |= {name: value for name, value in fields.items() if name in _VOCABULARIES | _WINDOWS}
+        shrunk |= {name: value % VOCABULARY for name, value in fields.items() if name == _OFFSET and _is_count(value)}
         shrunk |= {name: min(value, LAYERS) for name, value in fields.items() if name in _DEPTHS and _is_count(value)}
+        shrunk |= {name: [1] * len(value) for name, value in fields.items() if name == "depths" and value}
         shrunk |= {name: _shrink_choice(name, value) for name, value in fields.items() if name.endswith(_CHOSEN_LAYERS)}
         own_names = [name for name in _WIDTHS if _is_count(fields.get(name))]
         main = next((name for name in own_names if fields[name] not in widths), own_names[0] if own_names else "")
-        factors = {
-            name: fields[name] // fields[main]
-            for name in _INNER_WIDTHS & fields.keys()
-            if main and _is_count(fields[name])
-        }
-        shrunk |= {
-            name: factor * shrunk[main] for name, factor in factors.items() if factor * fields[main] == fields[name]
-        }
     linked = _link_widths(fields, main, widths)
     result = {**shrunk, **{name: value for name, value in linked.items() if value != fields[name]}}
+    if main and not is_text:
+        result |= {
+            name: fields[name] * result[main] // fields[main]
+            for name in _INNER_WIDTHS & fields.keys()
+            if _is_count(fields[name]) and (fields[name] % fields[main] == 0 or fields[main] % fields[name] == 0)
+        }
     if main:
         widths.setdefault(fields[main], result[main])
     return result
+
+
+def _shrink_timm(arguments: Any) -> Any:
+    if not isinstance(arguments, dict) or "depth" not in arguments:
+        return arguments
+    return {**arguments, "depth": min(arguments["depth"], LAYERS)}
 
 
 def _link_widths(fields: Mapping[str, Any], main: str, widths: Mapping[int, int]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def try_type(model_type: str) -> Trial:
         return Trial(model_type, "", UNTRIED, f"{type(error).__name__}: {error}")
     with torch.inference_mode():
         verdicts = media_admission.try_parts(cls, config, ItemProcessor(processor))
-    apart = [name for name, verdict in verdicts.items() if verdict.mode is not None]
+    apart = [f"{name}{' (one)' * each.alone}" for name, each in verdicts.items() if each.mode is not None]
     reasons = [reason for verdict in verdicts.values() for reason in verdict.reasons.values()]
     way = ", ".join(apart) or (UNTRIED if "" in verdicts else REFUSED)
     return Trial(model_type, cls.__name__, way, reasons[-1] if reasons else "" if apart else "it has no encoder")

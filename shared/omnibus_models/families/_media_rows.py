@@ -37,7 +37,9 @@ def pack_output(output: Any) -> MediaRows:
     Fields with another number of rows follow below; they are the same for all items (Ovis2's marks of images).
     """
     fields = output if isinstance(output, Mapping) else {_BARE: output}
-    main = next((name for name in (_MAIN, _BARE) if fields.get(name) is not None), next(iter(fields)))
+    fields, keys = _split_keys(fields)
+    kept = [name for name in (_MAIN, _BARE) if fields.get(name) is not None]
+    main = next(iter([*kept, *(name for name in fields if name not in _UNREAD), *fields]))
     mask = _find_mask(fields, fields[main])
     if mask:
         fields = {**fields, main: fields[main][fields[mask].bool()][None]}
@@ -47,11 +49,13 @@ def pack_output(output: Any) -> MediaRows:
     form: dict[str, Any] = {}
     for name in names:
         value = fields[name]
-        by_layer = name != main and not isinstance(value, Tensor)
+        by_layer = name in keys or (name != main and not isinstance(value, Tensor))
         packed = [_pack_column(each) for each in (value if by_layer else [value])]
         is_below = bool(columns) and len(packed[0][0]) != len(columns[0])
         (below if is_below else columns).extend(column for column, _ in packed)
         form[name] = {"layers": by_layer, "below": is_below, "columns": [shapes for _, shapes in packed]}
+        if name in keys:
+            form[name]["keys"] = keys[name]
     if mask:
         form[main]["mask"] = mask
     rows = torch.cat(columns, dim=-1)
@@ -73,9 +77,22 @@ def join_items(items: Sequence[MediaRows]) -> Any:
             joined[name] = values[0]
             continue
         joined[name] = [_join(layer) for layer in zip(*values, strict=True)] if field["layers"] else _join(values)
+        if "keys" in field:
+            joined[name] = [*zip(field["keys"], joined[name], strict=True)]
         if "mask" in field:
             joined[field["mask"]] = torch.ones(joined[name].shape[:2], dtype=torch.bool, device=joined[name].device)
     return joined.get(_BARE, joined)
+
+
+def _split_keys(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """Return ``fields`` with rows alone where they have pairs of the number of a layer and its rows, and the numbers."""
+    paired = {
+        name: value
+        for name, value in fields.items()
+        if isinstance(value, list) and value and isinstance(value[0], tuple) and isinstance(value[0][0], int)
+    }
+    keys = {name: [number for number, _ in value] for name, value in paired.items()}
+    return {**fields, **{name: [rows for _, rows in value] for name, value in paired.items()}}, keys
 
 
 def _find_mask(fields: Mapping[str, Any], rows: Any) -> str:

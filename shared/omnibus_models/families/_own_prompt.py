@@ -192,13 +192,15 @@ class OwnPrompts:
                 ]
                 outputs[modality] = _media_rows.join_items(rows)
             for name in set.intersection(*({*item.meta["inputs"]} for item in items)) if items else ():
-                inputs[name] = self._join_inputs([item.meta["inputs"][name] for item in items])
+                inputs[name] = self._join_inputs(
+                    [item.meta["inputs"][name] for item in items], [len(item.embeds) for item in items]
+                )
         return outputs, inputs
 
-    def _join_inputs(self, values: Sequence[Any]) -> Any:
-        """Return a tensor of the ``values`` of items, padded to the same shape.
+    def _join_inputs(self, values: Sequence[Any], rows: Sequence[int]) -> Any:
+        """Return a tensor of the ``values`` of items that have ``rows``, padded to the same shape.
 
-        Texts become a list.
+        Texts become a list, and masks of rows follow each other like rows of different counts.
         """
         if any(isinstance(value, str) for value in values):
             return list(values)
@@ -206,6 +208,8 @@ class OwnPrompts:
             tensors = [_read_tensor(value) for value in values]
         except (TypeError, ValueError):
             return [part for value in values for part in value]
+        if len({*rows}) > 1 and all(tensor.shape == (1, count) for tensor, count in zip(tensors, rows, strict=True)):
+            return torch.cat(tensors, dim=1).to(self.device)
         sizes = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
         padded = [nn.functional.pad(tensor, _paddings(tensor, sizes)) for tensor in tensors]
         return torch.cat(padded).to(self.device)

@@ -22,6 +22,9 @@ from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
 class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
     """The language model, see ``contract.Thinker``. ``module`` is the whole model without its encoders."""
 
+    #: Modalities of which a prompt may have one item.
+    alone: frozenset[str] = frozenset()
+
     def __init__(self, module: Any, checkpoint: Path, processor: ItemProcessor, modalities: Sequence[str]) -> None:
         self.checkpoint = checkpoint
         self.processor = processor
@@ -59,6 +62,9 @@ class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
 
     def assemble_prefill(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PrefillInputs:
         """Let the model itself place the rows of ``media``, see ``contract.Reader``."""
+        for kind in self.alone:
+            if prompt.modalities.count(kind) > 1:
+                raise errors.BadRequest(f"this model takes one {kind} in a prompt, not several", param="messages")
         try:
             layout = self.layout(prompt, media)
             return self._prompts.assemble_prefill(layout.ids, layout.starts, media, layout.media)

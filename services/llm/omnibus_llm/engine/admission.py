@@ -30,7 +30,7 @@ TOLERANCE = 1e-4
 PROMPTS = (11, 7)  # tokens, more than the windows of the copy
 SHARE = 3  # tokens between two decode steps, of prompts that are computed in shares
 ANSWER = 6  # tokens
-_FORMAT = 2  # of stored verdicts
+_FORMAT = 3  # of stored verdicts
 
 
 class Mode(NamedTuple):
@@ -45,10 +45,14 @@ MODES = (Mode(True, True), Mode(True, False), Mode(False, True), Mode(False, Fal
 
 
 class TrialVerdict(msgspec.Struct, frozen=True):
-    """The best mode with equal logits; None if there is none. ``reasons`` say why better modes are not."""
+    """The best mode with equal logits; None if there is none. ``reasons`` say why better modes are not.
+
+    ``alone`` is for prompts with one media item: several together give other logits, or an error.
+    """
 
     mode: Mode | None
     reasons: dict[str, str] = {}
+    alone: bool = False
 
 
 def admit_decoder(decoder: OwnDecoder) -> None:

@@ -9,8 +9,8 @@ import copy
 import inspect
 import logging
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -28,6 +28,8 @@ from omnibus_models.families.multimodal_lm import OwnThinker
 from omnibus_models.loading import remove_part
 from omnibus_models.miniature import SmallTokens, build_copy, shrink_parts
 from omnibus_models.verdicts import find_stored, verdict_path
+
+R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ def admit_thinker(thinker: OwnThinker) -> None:
             f"{reasons or 'it has no encoder'}"
         )
     thinker.batches, thinker.splits_prompts = (all(values) for values in zip(*modes, strict=True))
+    thinker.alone = frozenset(name for name, verdict in verdicts.items() if verdict.alone)
     if reasons:
         _log.info("%s runs in mode %s: %s", cls.__name__, modes, reasons)
 
@@ -64,7 +67,7 @@ def find_media_verdicts(cls: Any, config: Any, processor: ItemProcessor) -> dict
 class MediaTrial:
     """See ``admission.EngineTrial``: prompts with media of one ``modality`` for ``module``, the whole model."""
 
-    def __init__(self, module: Any, processor: ItemProcessor, modality: str) -> None:
+    def __init__(self, module: Any, processor: ItemProcessor, modality: str, prompts: Sequence[str]) -> None:
         self._processor = processor
         self._modality = modality
         parts = split_copy(module, processor)
@@ -72,22 +75,15 @@ class MediaTrial:
             raise ValueError(parts.faults[modality])
         encoder = OwnEncoder(_remove_parts(module, parts.language), processor)
         self._language = _remove_parts(module, parts.encoders)
-        try:
-            self._set_prompts(module, encoder, _PROMPTS)
-        except (IndexError, RuntimeError, TypeError, ValueError) as error:  # some take one medium for each prompt
-            _log.info("%s is tried with one %s for each prompt: %s", type(module).__name__, modality, error)
-            self._set_prompts(module, encoder, _SINGLE_PROMPTS)
-
-    def _set_prompts(self, module: Any, encoder: OwnEncoder, prompts: Sequence[str]) -> None:
         items = list(sample_items(self._modality))
         self._prompts = [
             (self._processor.write_prompt(text, self._modality), items[: text.count(MEDIUM)][::-1]) for text in prompts
         ]
         self._media = [
-            encoder.encode([self._processor.process_item(item, self._modality) for item in chosen])
+            _with_seed(encoder.encode, [self._processor.process_item(item, self._modality) for item in chosen])
             for _, chosen in self._prompts
         ]
-        self.expected = [self._generate(module, text, chosen) for text, chosen in self._prompts]
+        self.expected = [_with_seed(self._generate, module, text, chosen) for text, chosen in self._prompts]
 
     def make_decoder(self) -> OwnDecoder:
         return OwnDecoder(self._language, find_backbone(self._language), OwnHead(self._language, by_ids=True), ())
@@ -130,6 +126,13 @@ class MediaTrial:
         return torch.cat(answer.logits).float()
 
 
+def _with_seed(function: Callable[..., R], *values: Any) -> R:
+    """Return the result of ``function``, which always draws the same numbers (VibeVoice's encoder adds noise)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return function(*values)
+
+
 def try_parts(cls: Any, config: Any, processor: ItemProcessor) -> dict[str, TrialVerdict]:
     """Return the verdict on a copy of ``cls`` with ``config`` for each modality of its encoders."""
     try:
@@ -142,8 +145,16 @@ def try_parts(cls: Any, config: Any, processor: ItemProcessor) -> dict[str, Tria
 
 
 def _try_modality(module: Any, processor: ItemProcessor, modality: str) -> TrialVerdict:
+    verdict = _try_prompts(module, processor, modality, _PROMPTS)
+    if verdict.mode is not None:
+        return verdict
+    single = _try_prompts(module, processor, modality, _SINGLE_PROMPTS)
+    return single if single.mode is None else TrialVerdict(single.mode, {**verdict.reasons, **single.reasons}, True)
+
+
+def _try_prompts(module: Any, processor: ItemProcessor, modality: str, prompts: Sequence[str]) -> TrialVerdict:
     try:
-        return find_mode(MediaTrial(module, processor, modality))
+        return find_mode(MediaTrial(module, processor, modality, prompts))
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return _refused(error)
 
