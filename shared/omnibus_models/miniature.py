@@ -42,7 +42,10 @@ _KEY_HEADS = frozenset(
 )
 _WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "emb_dim", "dim")
 #: Widths that follow that of the rows.
-_PROPORTIONAL = frozenset({"attention_hidden_size", "embedding_dim", "rnn_width", "lru_width"})
+_PROPORTIONAL = frozenset(
+    {"attention_hidden_size", "embedding_dim", "rnn_width", "lru_width"}
+    | {"ext_pw_out_channel", "depthwise_separable_out_channel"}
+)
 #: Heads of states, their size, and the factor by which their width exceeds that of the rows.
 _STATE_HEADS = (
     ("mamba_n_heads", "mamba_d_head", "mamba_expand"),
@@ -116,6 +119,10 @@ def shrink_parts(config: Any) -> Any:
     parts = {
         name: _shrink_part(fields[name], name == text_name, widths) for name in sorted(names, key=text_name.__ne__)
     }
+    for name, part in parts.items():
+        if _is_count(fields[name].get(_OFFSET)):  # one of the last tokens for each encoder
+            last = (text.vocab_size - fields[name][_OFFSET]) // fields[name]["vocab_size"]
+            parts[name] = {**part, _OFFSET: VOCABULARY - last, "vocab_size": 1}
     own = {name: value for name, value in fields.items() if name not in parts}
     if text_name:
         own = {name: _shrink_own(name, value) for name, value in _link_widths(own, "", widths).items()}
@@ -128,8 +135,7 @@ def _shrink_part(fields: Mapping[str, Any], is_text: bool, widths: dict[int, int
     """Shrink the ``fields`` of one part. ``widths`` maps widths of parts to those of the copy, and gets this part's."""
     if "architecture" in fields:  # a model of timm, whose name fixes its widths
         widths.setdefault(fields.get("hidden_size", 0), fields.get("hidden_size", 0))
-        offset = {name: value % VOCABULARY for name, value in fields.items() if name == _OFFSET}
-        return {**fields, **offset, "model_args": _shrink_timm(fields.get("model_args"))}
+        return {**fields, "model_args": _shrink_timm(fields.get("model_args"))}
     shrunk = shrink_fields(fields)
     if is_text:
         shrunk |= {
@@ -138,7 +144,6 @@ def _shrink_part(fields: Mapping[str, Any], is_text: bool, widths: dict[int, int
         main = next((name for name in _WIDTHS if _is_count(fields.get(name))), "")
     else:
         shrunk |= {name: value for name, value in fields.items() if name in _VOCABULARIES | _WINDOWS}
-        shrunk |= {name: value % VOCABULARY for name, value in fields.items() if name == _OFFSET and _is_count(value)}
         shrunk |= {name: min(value, LAYERS) for name, value in fields.items() if name in _DEPTHS and _is_count(value)}
         shrunk |= {name: [1] * len(value) for name, value in fields.items() if name == "depths" and value}
         shrunk |= {name: _shrink_choice(name, value) for name, value in fields.items() if name.endswith(_CHOSEN_LAYERS)}

@@ -189,6 +189,7 @@ SETTINGS: Mapping[str, Settings] = {
         fields={"vision_config.hidden_size": 1408, "vision_config.vision_output_dim": 4096},
         finish=_use_token("<|patch|>"),
     ),
+    "phi4_multimodal": Settings(keeps_sizes=True),
     "idefics2": Settings(special=("<end_of_utterance>",)),
     "aria": Settings(
         parts={"image": {"max_image_size": 490}},
@@ -218,7 +219,7 @@ SETTINGS: Mapping[str, Settings] = {
     ),
     "granite_speech": Settings(fields={"projector_config.encoder_hidden_size": 1024}),
     "granite_speech_plus": Settings(fields={"projector_config.encoder_hidden_size": 1024}),
-    "nemotron_h_omni": Settings(config=_nemotron, classes={"audio": "ParakeetFeatureExtractor"}, special=("<so_embedding>", "<so_start>", "<so_end>", "<img>", "</img>")),
+    "nemotron_h_omni": Settings(config=_nemotron, classes={"audio": "ParakeetFeatureExtractor"}, parts={"video": {"norm_mean": [0.5] * 3, "norm_std": [0.5] * 3}}, special=("<so_embedding>", "<so_start>", "<so_end>", "<img>", "</img>")),
     "perception_lm": Settings(config=_perception, parts={"image": {"tile_size": 112}}, arguments=lambda config: {"patch_size": 14, "pooling_ratio": 2}),
     "diffusion_gemma": Settings(processor="gemma4", tokens=_GEMMA4_TOKENS, fields={"text_config.num_experts": 4, "text_config.top_k_experts": 2, "text_config.moe_intermediate_size": 64}),
     "gemma3": _gemma3(),

@@ -73,7 +73,10 @@ class ItemProcessor:
         """Load the processor of ``checkpoint``."""
         from transformers import AutoProcessor
 
-        return ItemProcessor(AutoProcessor.from_pretrained(checkpoint, local_files_only=True))
+        processor = AutoProcessor.from_pretrained(checkpoint, local_files_only=True)
+        if not hasattr(processor, "tokenizer"):
+            raise errors.Fatal(f"transformers has no processor of media for {checkpoint}; it cannot be served")
+        return ItemProcessor(processor)
 
     def decode_file(self, data: memoryview, modality: str, limits: media.MediaDecodeLimits) -> Any:
         """Decode one file to an RGB image, a ``Clip`` or samples. Raises as ``omnibus_models.media``."""

@@ -108,12 +108,14 @@ def _forget_positions(module: Any) -> None:
 def _with_rows(model: Any, media: Mapping[str, Any], names: Iterable[str]) -> tuple[Any, dict[str, Tensor]]:
     """Return ``model`` with encoders that return ``media``, and a stand-in for each medium."""
     changed = copy.copy(model)
-    changed._modules = dict(model._modules)
     owners = [changed]
     name = next((name for name, child in model._modules.items() if child is model.base_model), "")
     if name:
-        changed._modules[name] = copy.copy(model.base_model)
-        owners.append(changed._modules[name])
+        owners.append(copy.copy(model.base_model))
+    for owner in owners:  # some look whether they have an encoder, which is removed here
+        owner._modules = {name: nn.Module() if child is None else child for name, child in owner._modules.items()}
+    if name:
+        changed._modules[name] = owners[1]
     empty: dict[str, Tensor] = {}
     for modality, rows in media.items():
         for owner in owners:
@@ -217,6 +219,8 @@ class OwnPrompts:
 
 def _read_tensor(value: Any) -> Tensor:
     """Return a tensor of what ``ItemProcessor`` wrote into metadata."""
+    if isinstance(value, Tensor):
+        return value
     if isinstance(value, Mapping):
         return torch.tensor(expand_runs(value["runs"])).reshape(value["shape"])
     tensor = torch.tensor(value)

@@ -124,10 +124,10 @@ class TextTrial(NamedTuple):
         return self.make_prefills(decoder)[::-1]
 
 
-def find_mode(trial: EngineTrial) -> TrialVerdict:
-    """Return the best mode in which the engine gives the expected logits of ``trial``."""
+def find_mode(trial: EngineTrial, modes: Sequence[Mode] = MODES) -> TrialVerdict:
+    """Return the best of ``modes`` in which the engine gives the expected logits of ``trial``."""
     reasons: dict[str, str] = {}
-    for mode in MODES:
+    for mode in modes:
         fault = _find_fault(trial, mode)
         if not fault:
             return TrialVerdict(mode, reasons)
