@@ -79,6 +79,8 @@ _EXPERT_GROUPS = frozenset({"n_group", "topk_group"})
 _WINDOWS = frozenset({"sliding_window", "sliding_window_size", "attention_chunk_size", "window_size", "local_window"})
 #: The first token that an encoder embeds itself.
 _OFFSET = "vocab_offset"
+#: Widths of stages, of which the last is that of the next part.
+_CHANNELS = "downsample_channels"
 _VOCABULARIES = frozenset({"vocab_size", "unpadded_vocab_size", "vocab_size_per_layer_input"})
 #: The most of each count in a copy.
 _LIMITS = (
@@ -149,6 +151,13 @@ def _shrink_part(fields: Mapping[str, Any], is_text: bool, widths: dict[int, int
         shrunk |= {name: _shrink_choice(name, value) for name, value in fields.items() if name.endswith(_CHOSEN_LAYERS)}
         own_names = [name for name in _WIDTHS if _is_count(fields.get(name))]
         main = next((name for name in own_names if fields[name] not in widths), own_names[0] if own_names else "")
+        nested = [name for name, value in fields.items() if name.endswith("_config") and isinstance(value, dict)]
+        shrunk |= {name: _shrink_part(fields[name], False, widths) for name in reversed(nested)}
+        shrunk |= {
+            name: [widths.get(each, each) for each in value]
+            for name, value in fields.items()
+            if name == _CHANNELS and value
+        }
     linked = _link_widths(fields, main, widths)
     result = {**shrunk, **{name: value for name, value in linked.items() if value != fields[name]}}
     if main and not is_text:

@@ -88,9 +88,7 @@ def _perception() -> Any:
 def _nemotron() -> Any:
     from transformers import NemotronH_Omni_Reasoning_V3_Config
 
-    return NemotronH_Omni_Reasoning_V3_Config(
-        audio_config={"projection_hidden_size": 4096, "projection_bias": False}
-    )
+    return NemotronH_Omni_Reasoning_V3_Config(audio_config={"projection_hidden_size": 4096, "projection_bias": False})
 
 
 def _link_qwen2(config: Any, processor: Any) -> None:
@@ -178,7 +176,8 @@ SETTINGS: Mapping[str, Settings] = {
             "text_config.mlp_layer_types": ["dense", "sparse"],
             "vision_config.encoder_config.hidden_size": 896,
             "vision_config.encoder_config.num_attention_heads": 14,
-        }
+        },
+        keeps_sizes=True,
     ),
     "deepseek_vl_hybrid": Settings(
         fields={"vision_config.image_size": 384}, arguments=_patches("num_image_tokens", 576), keeps_sizes=True
@@ -219,9 +218,22 @@ SETTINGS: Mapping[str, Settings] = {
     ),
     "granite_speech": Settings(fields={"projector_config.encoder_hidden_size": 1024}),
     "granite_speech_plus": Settings(fields={"projector_config.encoder_hidden_size": 1024}),
-    "nemotron_h_omni": Settings(config=_nemotron, classes={"audio": "ParakeetFeatureExtractor"}, parts={"video": {"norm_mean": [0.5] * 3, "norm_std": [0.5] * 3}}, special=("<so_embedding>", "<so_start>", "<so_end>", "<img>", "</img>")),
-    "perception_lm": Settings(config=_perception, parts={"image": {"tile_size": 112}}, arguments=lambda config: {"patch_size": 14, "pooling_ratio": 2}),
-    "diffusion_gemma": Settings(processor="gemma4", tokens=_GEMMA4_TOKENS, fields={"text_config.num_experts": 4, "text_config.top_k_experts": 2, "text_config.moe_intermediate_size": 64}),
+    "nemotron_h_omni": Settings(
+        config=_nemotron,
+        classes={"audio": "ParakeetFeatureExtractor"},
+        parts={"video": {"norm_mean": [0.5] * 3, "norm_std": [0.5] * 3}},
+        special=("<so_embedding>", "<so_start>", "<so_end>", "<img>", "</img>"),
+    ),
+    "perception_lm": Settings(
+        config=_perception,
+        parts={"image": {"tile_size": 112}},
+        arguments=lambda config: {"patch_size": 14, "pooling_ratio": 2},
+    ),
+    "diffusion_gemma": Settings(
+        processor="gemma4",
+        tokens=_GEMMA4_TOKENS,
+        fields={"text_config.num_experts": 4, "text_config.top_k_experts": 2, "text_config.moe_intermediate_size": 64},
+    ),
     "gemma3": _gemma3(),
     "shieldgemma2": _gemma3("gemma3"),
     "gemma4": Settings(config=_gemma4("Gemma4"), tokens=_GEMMA4_TOKENS),
@@ -262,9 +274,7 @@ SETTINGS: Mapping[str, Settings] = {
     "smolvlm": _idefics3("idefics3"),  # the processor of its own requires num2words
     "qwen2_5_omni_thinker": Settings(processor="qwen2_5_omni", **_OMNI),
     "qwen2_vl": Settings(finish=_link_qwen2),
-    "qwen3_omni_moe_thinker": Settings(
-        processor="qwen3_omni_moe", fields={"text_config.head_dim": 128}, **_OMNI
-    ),
+    "qwen3_omni_moe_thinker": Settings(processor="qwen3_omni_moe", fields={"text_config.head_dim": 128}, **_OMNI),
     "qwen3_vl_moe": Settings(processor="qwen3_vl"),
     "qwen4_exp": Settings(
         fields={

@@ -20,7 +20,7 @@ torchvision_cpu.install_operators()
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 
-SECONDS, MEMORY_BYTES = 120, 8 << 30  # of one trial
+SECONDS, MEMORY_BYTES = 300, 8 << 30  # of one trial
 WAYS = {
     (True, True): "batched",
     (True, False): "batched, prompts whole",

@@ -177,4 +177,6 @@ def _answer_prompt(decoder: OwnDecoder, assemble: Callable[[], PrefillInputs]) -
     prefill = assemble()
     length = len(prefill.inputs)
     mask = None if prefill.attention is None else prefill.attention.mask(0, length)
-    return decoder.logits(decoder.forward(prefill.inputs[None], prefill.positions[:, None], decoder.new_cache(), mask)[:, -1])
+    return decoder.logits(
+        decoder.forward(prefill.inputs[None], prefill.positions[:, None], decoder.new_cache(), mask)[:, -1]
+    )

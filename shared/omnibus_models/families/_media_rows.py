@@ -31,8 +31,10 @@ class EncoderOutput(dict[str, Any]):
         return self.get(name)
 
 
-def pack_output(output: Any) -> MediaRows:
+def pack_output(output: Any, marks_padding: bool = False) -> MediaRows:
     """Return the rows of ``output``, what an encoder of transformers returned for one item.
+
+    Its mask may mark padding instead of rows.
 
     Fields with another number of rows follow below; they are the same for all items (Ovis2's marks of images).
     """
@@ -42,7 +44,7 @@ def pack_output(output: Any) -> MediaRows:
     main = next(iter([*kept, *(name for name in fields if name not in _UNREAD), *fields]))
     mask = _find_mask(fields, fields[main])
     if mask:
-        fields = {**fields, main: fields[main][fields[mask].bool()][None]}
+        fields = {**fields, main: fields[main][fields[mask].bool() ^ marks_padding][None]}
     names = [main, *sorted(name for name in fields if name not in {main, *_UNREAD} and _has_rows(fields[name]))]
     columns: list[Tensor] = []
     below: list[Tensor] = []
@@ -57,7 +59,7 @@ def pack_output(output: Any) -> MediaRows:
         if name in keys:
             form[name]["keys"] = keys[name]
     if mask:
-        form[main]["mask"] = mask
+        form[main] |= {"mask": mask, "padding": marks_padding}
     rows = torch.cat(columns, dim=-1)
     return MediaRows(torch.cat([rows, *(_widen(each, rows.shape[1]) for each in below)]), form)
 
@@ -80,12 +82,13 @@ def join_items(items: Sequence[MediaRows]) -> Any:
         if "keys" in field:
             joined[name] = [*zip(field["keys"], joined[name], strict=True)]
         if "mask" in field:
-            joined[field["mask"]] = torch.ones(joined[name].shape[:2], dtype=torch.bool, device=joined[name].device)
+            rows = joined[name]
+            joined[field["mask"]] = torch.full(rows.shape[:2], not field["padding"], device=rows.device)
     return joined.get(_BARE, joined)
 
 
 def _split_keys(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """Return ``fields`` with rows alone where they have pairs of the number of a layer and its rows, and the numbers."""
+    """Return ``fields`` with rows alone instead of pairs of a layer's number and its rows, and these numbers."""
     paired = {
         name: value
         for name, value in fields.items()

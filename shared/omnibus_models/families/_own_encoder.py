@@ -50,7 +50,8 @@ class OwnEncoder(LoadedComponent):
             name: ~self._place(value) if name in self._inverted else self._place(value)
             for name, value in item.features.items()
         }
-        packed = _media_rows.pack_output(encode(**_match_arguments(encode, features), return_dict=True))
+        output = encode(**_match_arguments(encode, features), return_dict=True)
+        packed = _media_rows.pack_output(output, marks_padding=not features.keys().isdisjoint(self._inverted))
         return Encoded(packed.rows, {**item.meta, "n_tokens": len(packed.rows), "form": packed.form})
 
     def _place(self, value: Tensor) -> Tensor:

@@ -82,7 +82,9 @@ class WholePrompts(OwnPrompts):
         kinds = self._processor.token_kinds(ids)
         if kinds is not None:
             by_token["mm_token_type_ids"] = kinds.to(self.device)
-        options = {name: value for name, value in (by_token | self._join_features(media)).items() if name in self._names}
+        options = {
+            name: value for name, value in (by_token | self._join_features(media)).items() if name in self._names
+        }
         inputs = self._decoder.embed(self._processor.model_tokens(ids))[0]
         arguments = PromptArguments(len(tokens), options) if options else None
         return PrefillInputs(inputs, torch.arange(len(tokens))[None], 0, is_media.to(self.device), arguments)

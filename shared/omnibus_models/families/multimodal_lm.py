@@ -38,7 +38,7 @@ class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
     def _find_backbone(self, module: Any) -> Any:
         return find_backbone(module)
 
-    def _find_head(self, module: Any) -> OwnHead:
+    def _find_head(self, module: Any) -> Any:
         return OwnHead(module, by_ids=True)
 
     def _placeholder_id(self, modality: str) -> int:

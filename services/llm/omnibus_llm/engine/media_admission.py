@@ -103,11 +103,12 @@ class MediaTrial:
 
     def _assemble(self, decoder: OwnDecoder, media: Sequence[Sequence[Encoded]]) -> list[PrefillInputs]:
         prompts = (WholePrompts if self._whole else OwnPrompts)(decoder, self._processor)
-        expanded = [self._processor.expand_prompt(text, items) for (text, _), items in zip(self._prompts, media)]
-        return [
-            prompts.assemble_prefill(tokens, starts, items, torch.zeros(len(tokens), dtype=torch.bool))
-            for (tokens, starts), items in zip(expanded, media, strict=True)
-        ]
+        prefills = []
+        for (text, _), items in zip(self._prompts, media, strict=True):
+            tokens, starts = self._processor.expand_prompt(text, items)
+            no_media = torch.zeros(len(tokens), dtype=torch.bool)
+            prefills.append(prompts.assemble_prefill(tokens, starts, items, no_media))
+        return prefills
 
     def _generate(self, module: Any, text: str, items: Sequence[Any]) -> Tensor:
         """Return the logits [ANSWER, V] of the library's greedy answer.
