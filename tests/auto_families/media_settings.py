@@ -174,6 +174,7 @@ SETTINGS: Mapping[str, Settings] = {
     "deepseek_ocr2": Settings(
         fields={
             "text_config.mlp_layer_types": ["dense", "sparse"],
+            "text_config.num_experts_per_tok": 2,
             "vision_config.encoder_config.hidden_size": 896,
             "vision_config.encoder_config.num_attention_heads": 14,
         },

@@ -47,12 +47,14 @@ MODES = (Mode(True, True), Mode(True, False), Mode(False, True), Mode(False, Fal
 class TrialVerdict(msgspec.Struct, frozen=True):
     """The best mode with equal logits; None if there is none. ``reasons`` say why better modes are not.
 
-    ``alone`` is for prompts with one media item: several together give other logits, or an error.
+    ``alone`` is for prompts with one media item: several together give other logits, or an error. A ``whole`` model
+    does not come apart.
     """
 
     mode: Mode | None
     reasons: dict[str, str] = {}
     alone: bool = False
+    whole: bool = False
 
 
 def admit_decoder(decoder: OwnDecoder) -> None:

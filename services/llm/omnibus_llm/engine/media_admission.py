@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 import transformers
 from torch import Tensor
@@ -153,7 +154,8 @@ def try_parts(cls: Any, config: Any, processor: ItemProcessor) -> dict[str, Tria
     faults = {name: TrialVerdict(None, {"trial": fault}) for name, fault in parts.faults.items() if name}
     trials = [partial(MediaTrial, module, processor, parts, modality) for modality in parts.modalities]
     modes = MODES[-1:] if parts.whole else MODES
-    return dict(zip(parts.modalities, [_try_modality(trial, modes) for trial in trials], strict=True)) | faults
+    verdicts = [msgspec.structs.replace(_try_modality(trial, modes), whole=parts.whole) for trial in trials]
+    return dict(zip(parts.modalities, verdicts, strict=True)) | faults
 
 
 def _try_modality(trial: Callable[[Sequence[str]], MediaTrial], modes: Sequence[Mode]) -> TrialVerdict:
