@@ -57,13 +57,20 @@ def format_pipelines() -> str:
 
 
 def _format_outcomes(directory: Path, title: str, columns: str, ways: Iterable[str]) -> str:
-    [path] = sorted(directory.glob("*.json"))[-1:]
+    path, *newer = sorted(directory.glob("*.json"))
     outcomes: dict[str, str] = json.loads(path.read_text())
     lines = [f"Of the {len(outcomes)} {title.format(path.stem.rpartition('-')[2])}:", ""]
     lines += [f"| {columns} | names |", "|---|---|---|"]
     for way in dict.fromkeys([*ways, *sorted(outcomes.values())]):
         names = [f"`{name}`" for name, each in outcomes.items() if each == way]
         lines += [f"| {way} | {len(names)} | {', '.join(names)} |"] if names else []
+    for each in newer:
+        changes = [
+            f"`{name}` {outcomes.get(name, 'new')} → {way}"
+            for name, way in json.loads(each.read_text()).items()
+            if outcomes.get(name) != way
+        ]
+        lines += ["", f"Otherwise with {each.stem.replace('-', ' ')}: {'; '.join(changes) or 'none'}."]
     return "\n".join([*lines, ""])
 
 

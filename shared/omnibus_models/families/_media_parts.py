@@ -165,7 +165,10 @@ def _find_inverted(module: Any, processor: ItemProcessor, modality: str) -> list
 
 
 def _keep_whole(module: Any, processor: ItemProcessor, reason: str) -> Parts:
-    """Return the parts of a model that does not come apart for a ``reason``. Raises ``Fatal`` if it does not chat."""
+    """Return the parts of a model that stays whole for a ``reason``.
+
+    Raises ``Fatal`` if it is not for chats.
+    """
     if module.config.is_encoder_decoder or not processor.placeholders:
         cause = "it has an encoder and a decoder" if processor.placeholders else "its processor has no placeholder"
         raise errors.Fatal(f"{type(module).__name__} does not come apart ({reason}), and is not for chats: {cause}")

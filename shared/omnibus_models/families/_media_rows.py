@@ -88,7 +88,7 @@ def join_items(items: Sequence[MediaRows]) -> Any:
 
 
 def _split_keys(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[int]]]:
-    """Return ``fields`` with rows alone instead of pairs of a layer's number and its rows, and these numbers."""
+    """Return ``fields`` without the numbers of layers, and these numbers."""
     paired = {
         name: value
         for name, value in fields.items()

@@ -77,7 +77,10 @@ class _Called(Exception):
 
 
 def find_inverted(module: Any, modality: str, inputs: Mapping[str, Tensor]) -> list[str]:
-    """Return the masks among the ``inputs`` of a prompt that ``module`` inverts for its encoder, as Gemma 3n does."""
+    """Return the masks that ``module`` inverts for its encoder, as Gemma 3n does.
+
+    They are names of the ``inputs`` of a prompt.
+    """
     encode = find_encoders(module)[modality]
     calls: list[Mapping[str, Any]] = []
 

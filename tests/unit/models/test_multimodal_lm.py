@@ -101,6 +101,19 @@ def test_items_with_strange_metadata_are_refused(encoder: Any, thinker: Any, cha
         thinker.assemble_prefill(thinker.prompt(question.plain), [Encoded(item.embeds, {**item.meta, **change})])
 
 
+def test_a_model_that_computes_several_images_otherwise_takes_one(
+    encoder: Any, thinker: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(thinker, "alone", frozenset({"image"}))
+    question = make_question(make_image(1), "and", make_image(2), make_video(1, 1), "describe")
+    media = encoder.encode(prepare_media(encoder, *(part for part in question.parts if part[0] != "text")))
+
+    with pytest.raises(BadRequest, match="takes one image in a prompt, not several"):
+        thinker.assemble_prefill(thinker.prompt(question.plain), media)
+    single = make_question(make_image(1), make_video(1, 1), "describe")
+    assert thinker.assemble_prefill(thinker.prompt(single.plain), [media[0], media[2]]).media.any()
+
+
 def test_an_answer_after_a_prompt_with_rows_for_single_layers_can_be_resumed(encoder: Any, thinker: Any):
     question = make_question(make_image(1), "describe")
     prefill = thinker.assemble_prefill(
@@ -185,6 +198,26 @@ def test_padding_of_an_item_is_not_sent():
     assert torch.equal(packed.rows, rows[0, :3])
     assert torch.equal(joined.pooler_output, rows)
     assert joined.attention_mask.tolist() == [[True] * 4]
+
+
+def test_a_mask_may_mark_padding():
+    rows, padding = torch.randn(1, 4, 2), torch.tensor([[False, False, False, True]])
+
+    joined = join_items([pack_output({"pooler_output": rows, "mask": padding}, marks_padding=True)])
+
+    assert torch.equal(joined.pooler_output, rows[:, :3])
+    assert joined.mask.tolist() == [[False] * 3]
+
+
+def test_rows_with_the_numbers_of_their_layers_keep_them():
+    first, second = torch.randn(3, 4), torch.randn(2, 4)
+    outputs = [{"hidden_states": (rows,), "deep": [(9, [rows]), (3, [2 * rows])]} for rows in (first, second)]
+
+    [(ninth, one), (third, other)] = join_items([pack_output(output) for output in outputs]).deep
+
+    assert (ninth, third) == (9, 3)
+    assert torch.equal(torch.cat(one), torch.cat([first, second]))
+    assert torch.equal(torch.cat(other), 2 * torch.cat([first, second]))
 
 
 def test_a_module_that_both_components_use_stays_in_both():
