@@ -47,6 +47,11 @@ _MAPPINGS = {
 }
 
 
+def has_processor(model_type: str) -> bool:
+    """Return whether transformers lists a processor for ``model_type``, or the settings name one."""
+    return (SETTINGS.get(model_type, Settings()).processor or model_type) in PROCESSOR_MAPPING_NAMES
+
+
 def make_copy(model_type: str) -> tuple[Any, Any, Any]:
     """Return the class, a configuration and a processor of ``model_type``. Raises what libraries raise."""
     name = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[model_type]

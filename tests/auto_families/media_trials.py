@@ -8,7 +8,7 @@ from tests.auto_families.trials import REFUSED, UNTRIED, Trial
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES  # isort: skip
 
-from tests.auto_families.media_copies import make_copy  # isort: skip
+from tests.auto_families.media_copies import has_processor, make_copy  # isort: skip
 
 KIND = "multimodal"
 
@@ -23,6 +23,8 @@ def try_type(model_type: str) -> Trial:
 
     *(one)* is for one item in a prompt, *whole* for a model that does not come apart.
     """
+    if not has_processor(model_type):
+        return Trial(model_type, "", REFUSED, "transformers lists no processor of media for it")
     try:
         cls, config, processor = make_copy(model_type)
     except Exception as error:  # noqa: BLE001 whatever a library raises

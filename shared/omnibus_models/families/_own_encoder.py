@@ -77,7 +77,7 @@ class _Called(Exception):
 
 
 def find_inverted(module: Any, modality: str, inputs: Mapping[str, Tensor]) -> list[str]:
-    """Return the masks that ``module`` inverts for its encoder, as Gemma 3n does.
+    """Return the masks that ``module`` inverts for its encoder (Gemma 3n).
 
     They are names of the ``inputs`` of a prompt.
     """

@@ -30,7 +30,11 @@ class MediaPreparer(OwnEncoder):
         self.processor = processor
         self._limits = limits
 
-    def _encode_item(self, item: Prepared) -> Encoded:
+    def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
+        """Pass items on one by one."""
+        return [self._pass_item(item) for item in batch]
+
+    def _pass_item(self, item: Prepared) -> Encoded:
         features = {name: value for name, value in item.features.items() if value.is_floating_point()}
         numbers = torch.cat([value.flatten().float() for value in features.values()])
         rows = nn.functional.pad(numbers, (0, -len(numbers) % _WIDTH)).reshape(-1, _WIDTH)
@@ -90,7 +94,7 @@ class WholePrompts(OwnPrompts):
         return PrefillInputs(inputs, torch.arange(len(tokens))[None], 0, is_media.to(self.device), arguments)
 
     def _join_features(self, media: Sequence[Encoded]) -> dict[str, Any]:
-        """Return the arguments for ``media``, as the processor writes them for a whole prompt."""
+        """Return the arguments that the processor writes for all ``media``."""
         joined: dict[str, Any] = {}
         for modality in MODALITIES:
             items = [item for item in media if item.meta["modality"] == modality]
