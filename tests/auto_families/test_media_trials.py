@@ -1,7 +1,5 @@
 """Every multimodal model of transformers comes apart as the stored outcomes say."""
 
-import re
-
 import pytest
 
 from tests.auto_families import media_trials, trials
@@ -34,8 +32,6 @@ def test_a_typical_type_comes_apart_as_expected(model_type: str):
 @pytest.mark.parametrize("model_type", sorted({*media_trials.list_types()} - TYPICAL.keys()))
 def test_a_type_comes_apart_as_expected(model_type: str):
     trial = trials.try_apart(model_type, media_trials.try_type)
-    missing = re.search(r"requires the (\S+) library", trial.reason)
-    if trial.way == trials.UNTRIED and missing:
-        pytest.skip(f"{model_type} requires {missing[1]}")
 
+    trials.skip_missing_library(trial)
     assert trial.way == trials.read_outcomes(media_trials.KIND)[model_type], trial.reason

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import resource
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import transformers
 from packaging.version import Version
@@ -149,6 +151,13 @@ def write_outcomes(ways: Mapping[str, str], kind: str = KIND) -> None:
     path = outcomes_path(kind)
     known = {**(json.loads(path.read_text()) if path.exists() else {}), **ways}
     path.write_text(f"{json.dumps(known, indent=1, sort_keys=True)}\n")
+
+
+def skip_missing_library(trial: Trial) -> None:
+    """Skip a test whose ``trial`` lacks a library that Omnibus does not install."""
+    missing = re.search(r"requires the (\S+) library", trial.reason)
+    if trial.way == UNTRIED and missing:
+        pytest.skip(f"{trial.model_type} requires {missing[1]}")
 
 
 def _directory(kind: str) -> Path:

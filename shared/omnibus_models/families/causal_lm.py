@@ -44,7 +44,8 @@ class OwnDecoder(LanguageDecoder):
         super().__init__(module, backbone, head, eos)
         names = inspect.signature(backbone.forward).parameters
         self._takes_positions = "position_ids" in names
-        self._cache_name = "cache_params" if "cache_params" in names else "past_key_values"
+        # Newer versions of transformers call it "cache"; some classes ignore an unknown name.
+        self._cache_name = next((name for name in ("cache", "cache_params") if name in names), "past_key_values")
         self._layer_table = getattr(backbone, "embed_tokens_per_layer", None)
         layers = DynamicCache(config=backbone.config).layers
         self.recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
