@@ -69,44 +69,6 @@ def _format_outcomes(directory: Path, title: str, columns: str, ways: Iterable[s
     return "\n".join([*lines, ""])
 
 
-def write_table(path: Path, cells: Iterable[tuple[str, str, str]]) -> None:
-    """Write the table into ``path``."""
-    _replace_block(path, BEGIN, format_table(cells), END)
-
-
-def format_language_models() -> str:
-    """Lists of the types of language models that transformers knows, by the way they run, in Markdown."""
-    return _format_outcomes(OUTCOMES, "types that transformers {} knows", "a request runs | types", WAYS)
-
-
-def format_multimodal_models() -> str:
-    """Lists of the types of multimodal models that transformers knows, by the media they take, in Markdown."""
-    return _format_outcomes(OUTCOMES / "multimodal", "types that transformers {} knows", "takes | types", ())
-
-
-def format_pipelines() -> str:
-    """Lists of the pipelines that diffusers has in blocks, by what they generate from, in Markdown."""
-    return _format_outcomes(PIPELINES, "pipelines that diffusers {} has in blocks", "it generates | pipelines", FROM)
-
-
-def _format_outcomes(directory: Path, title: str, columns: str, ways: Iterable[str]) -> str:
-    path, *newer = sorted(directory.glob("*.json"))
-    outcomes: dict[str, str] = json.loads(path.read_text())
-    lines = [f"Of the {len(outcomes)} {title.format(path.stem.rpartition('-')[2])}:", ""]
-    lines += [f"| {columns} | names |", "|---|---|---|"]
-    for way in dict.fromkeys([*ways, *sorted(outcomes.values())]):
-        names = [f"`{name}`" for name, each in outcomes.items() if each == way]
-        lines += [f"| {way} | {len(names)} | {', '.join(names)} |"] if names else []
-    for each in newer:
-        changes = [
-            f"`{name}` {outcomes.get(name, 'new')} → {way}"
-            for name, way in json.loads(each.read_text()).items()
-            if outcomes.get(name) != way
-        ]
-        lines += ["", f"Otherwise with {each.stem.replace('-', ' ')}: {'; '.join(changes) or 'none'}."]
-    return "\n".join([*lines, ""])
-
-
 def _describe_changes(before: Mapping[str, str], after: Mapping[str, str], version: str) -> str:
     """Return what a newer ``version`` of a library does otherwise."""
     changes = [f"`{name}`: {way}" for name, way in after.items() if name in before and before[name] != way]
