@@ -23,8 +23,8 @@ from omnibus_models.families.causal_lm import OwnDecoder, find_backbone, replace
 
 #: Arguments of a decoder that are not properties of a prompt.
 _NOT_OF_PROMPTS = frozenset(
-    {"past_key_values", "cache", "cache_params", "use_cache", "cache_position", "return_dict", "labels", "logits_to_keep"}
-    | {"output_attentions", "output_hidden_states", "output_router_logits"}
+    {"past_key_values", "cache", "cache_params", "use_cache", "cache_position", "return_dict", "labels"}
+    | {"logits_to_keep", "output_attentions", "output_hidden_states", "output_router_logits"}
 )
 
 

@@ -1,5 +1,8 @@
 """Models with encoders, without code for their class: apart they compute what the library computes whole."""
 
+import json
+import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +239,17 @@ def test_modalities_of_a_checkpoint_are_read_from_its_processor(checkpoint: Path
     assert find_encoders("multimodal_lm", str(tmp_path), encoders) == {"audio": "encoder"}
     assert find_encoders("multimodal_lm", "nobody/nothing", encoders) == encoders
     assert find_encoders("llava", str(tmp_path), KNOWN["llava"].encoders) == {"image": "vision"}
+
+
+@pytest.mark.skipif(find_spec("torchaudio") is not None, reason="torchaudio is installed")
+def test_a_library_that_a_processor_lacks_is_named(checkpoint: Path, tmp_path: Path):
+    broken = Path(shutil.copytree(checkpoint, tmp_path / "broken"))
+    kinds = {"processor_class": "GraniteSpeechProcessor", "feature_extractor_type": "GraniteSpeechFeatureExtractor"}
+    (broken / "processor_config.json").unlink(missing_ok=True)
+    (broken / "preprocessor_config.json").write_text(json.dumps(kinds))
+
+    with pytest.raises(Fatal, match="needs a library: .*torchaudio"):
+        ItemProcessor.load(broken)
 
 
 def test_samples_for_trials_differ_in_size():
