@@ -5,7 +5,7 @@ The first combines the catalogue with the engines that tests compare, the others
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from omnibus.families import catalog
@@ -65,14 +65,26 @@ def format_pipelines() -> str:
 
 
 def _format_outcomes(directory: Path, title: str, columns: str, ways: Iterable[str]) -> str:
-    [path] = sorted(directory.glob("*.json"))[-1:]
+    path, *newer = sorted(directory.glob("*.json"))
     outcomes: dict[str, str] = json.loads(path.read_text())
     lines = [f"Of the {len(outcomes)} {title.format(path.stem.rpartition('-')[2])}:", ""]
     lines += [f"| {columns} | names |", "|---|---|---|"]
     for way in dict.fromkeys([*ways, *sorted(outcomes.values())]):
         names = [f"`{name}`" for name, each in outcomes.items() if each == way]
         lines += [f"| {way} | {len(names)} | {', '.join(names)} |"] if names else []
+    for each in newer:
+        lines += ["", _describe_changes(outcomes, json.loads(each.read_text()), each.stem.replace("-", " "))]
     return "\n".join([*lines, ""])
+
+
+def _describe_changes(before: Mapping[str, str], after: Mapping[str, str], version: str) -> str:
+    """Return what a newer ``version`` of a library does otherwise."""
+    changes = [f"`{name}`: {way}" for name, way in after.items() if name in before and before[name] != way]
+    changes += [f"no longer known: `{name}`" for name in before if name not in after]
+    added = {name: way for name, way in after.items() if name not in before}
+    for way in sorted({*added.values()}):
+        changes.append(f"new, {way}: {', '.join(f'`{name}`' for name in added if added[name] == way)}")
+    return f"Otherwise with {version}: {'; '.join(changes) or 'nothing'}."
 
 
 def write_language_models(path: Path) -> None:

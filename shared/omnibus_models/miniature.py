@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 #: Codes of a vocoder, more than random models can choose.
 CODES = 4096
-_MAX_PARAMETERS = 300_000_000
+_MAX_PARAMETERS = 400_000_000
 LAYERS = 2
 VOCABULARY = 256
 WINDOW = 4
@@ -46,6 +46,7 @@ _WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "emb_dim", "dim")
 #: Widths that follow that of the rows.
 _PROPORTIONAL = frozenset(
     {"attention_hidden_size", "embedding_dim", "rnn_width", "lru_width", "t2u_variance_predictor_embed_dim"}
+    | {"ext_pw_out_channel", "depthwise_separable_out_channel"}
 )
 #: Heads of states, their size, and the factor by which their width exceeds that of the rows.
 _STATE_HEADS = (
@@ -78,6 +79,10 @@ _CHOSEN_EXPERTS = frozenset(
 )
 _EXPERT_GROUPS = frozenset({"n_group", "topk_group"})
 _WINDOWS = frozenset({"sliding_window", "sliding_window_size", "attention_chunk_size", "window_size", "local_window"})
+#: The first token that an encoder embeds itself.
+_OFFSET = "vocab_offset"
+#: Widths of stages, of which the last is that of the next part.
+_CHANNELS = "downsample_channels"
 _VOCABULARIES = frozenset({"vocab_size", "unpadded_vocab_size", "vocab_size_per_layer_input"})
 #: Widths of one part by another's: that of an encoder, or of the whole.
 _PART_WIDTHS = {"backbone_hidden_size": "", "cross_hidden_size": "encoder_config"}
@@ -96,6 +101,7 @@ _LIMITS = (
     (_OFFSETS, 1),
     (_WINDOWS, WINDOW),
     (_VOCABULARIES, VOCABULARY),
+    (frozenset({"num_filters"}), 8),  # of the first of several stages
 )
 
 
@@ -153,6 +159,10 @@ def shrink_parts(config: Any) -> Any:
     parts = {
         name: _shrink_part(fields[name], name == text_name, widths) for name in sorted(names, key=text_name.__ne__)
     }
+    for name, part in parts.items():
+        if _is_count(fields[name].get(_OFFSET)):  # one of the last tokens for each encoder
+            last = (text.vocab_size - fields[name][_OFFSET]) // fields[name]["vocab_size"]
+            parts[name] = {**part, _OFFSET: VOCABULARY - last, "vocab_size": 1}
     own = {name: value for name, value in fields.items() if name not in parts}
     if text_name:
         own = {name: _shrink_own(name, value) for name, value in _link_widths(own, "", widths).items()}
@@ -163,6 +173,9 @@ def shrink_parts(config: Any) -> Any:
 
 def _shrink_part(fields: Mapping[str, Any], is_text: bool, widths: dict[int, int]) -> dict[str, Any]:
     """Shrink the ``fields`` of one part. ``widths`` maps widths of parts to those of the copy, and gets this part's."""
+    if "architecture" in fields:  # a model of timm, whose name fixes its widths
+        widths.setdefault(fields.get("hidden_size", 0), fields.get("hidden_size", 0))
+        return {**fields, "model_args": _shrink_timm(fields.get("model_args"))}
     shrunk = shrink_fields(fields)
     if is_text:
         shrunk |= {
@@ -172,22 +185,34 @@ def _shrink_part(fields: Mapping[str, Any], is_text: bool, widths: dict[int, int
     else:
         shrunk |= {name: value for name, value in fields.items() if name in _VOCABULARIES | _WINDOWS}
         shrunk |= {name: min(value, LAYERS) for name, value in fields.items() if name in _DEPTHS and _is_count(value)}
+        shrunk |= {name: [1] * len(value) for name, value in fields.items() if name == "depths" and value}
         shrunk |= {name: _shrink_choice(name, value) for name, value in fields.items() if name.endswith(_CHOSEN_LAYERS)}
         own_names = [name for name in _WIDTHS if _is_count(fields.get(name))]
         main = next((name for name in own_names if fields[name] not in widths), own_names[0] if own_names else "")
-        factors = {
-            name: fields[name] // fields[main]
-            for name in _INNER_WIDTHS & fields.keys()
-            if main and _is_count(fields[name])
-        }
+        nested = [name for name, value in fields.items() if name.endswith("_config") and isinstance(value, dict)]
+        shrunk |= {name: _shrink_part(fields[name], False, widths) for name in reversed(nested)}
         shrunk |= {
-            name: factor * shrunk[main] for name, factor in factors.items() if factor * fields[main] == fields[name]
+            name: [widths.get(each, each) for each in value]
+            for name, value in fields.items()
+            if name == _CHANNELS and value
         }
     linked = _link_widths(fields, main, widths)
     result = {**shrunk, **{name: value for name, value in linked.items() if value != fields[name]}}
+    if main and not is_text:
+        result |= {
+            name: fields[name] * result[main] // fields[main]
+            for name in _INNER_WIDTHS & fields.keys()
+            if _is_count(fields[name]) and (fields[name] % fields[main] == 0 or fields[main] % fields[name] == 0)
+        }
     if main:
         widths.setdefault(fields[main], result[main])
     return result
+
+
+def _shrink_timm(arguments: Any) -> Any:
+    if not isinstance(arguments, dict) or "depth" not in arguments:
+        return arguments
+    return {**arguments, "depth": min(arguments["depth"], LAYERS)}
 
 
 def _link_widths(fields: Mapping[str, Any], main: str, widths: Mapping[int, int]) -> dict[str, Any]:

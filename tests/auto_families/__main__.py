@@ -1,9 +1,9 @@
 """``python -m tests.auto_families [--media] [--write] [TYPE ...]``: try language models and print a row for each.
 
-With ``--media``, these are models with encoders.
+With ``--media``, these are models with encoders. It ends with the outcomes that differ from the stored ones; ``--write``
+stores them instead, for the installed version of transformers.
 """
 
-import json
 import sys
 from collections import Counter
 
@@ -22,9 +22,9 @@ def main() -> None:
     for way, count in Counter(ways.values()).most_common():
         print(f"{count:4} {way}")
     if "--write" in arguments:
-        path = tried.outcomes_path()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{json.dumps(ways, indent=1, sort_keys=True)}\n")
+        trials.write_outcomes(ways, tried.KIND)
+    else:
+        print("\n".join(trials.compare_outcomes(ways, tried.KIND)))
 
 
 if __name__ == "__main__":

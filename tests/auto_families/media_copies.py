@@ -47,6 +47,11 @@ _MAPPINGS = {
 }
 
 
+def has_processor(model_type: str) -> bool:
+    """Return whether transformers lists a processor for ``model_type``, or the settings name one."""
+    return (SETTINGS.get(model_type, Settings()).processor or model_type) in PROCESSOR_MAPPING_NAMES
+
+
 def make_copy(model_type: str) -> tuple[Any, Any, Any]:
     """Return the class, a configuration and a processor of ``model_type``. Raises what libraries raise."""
     name = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[model_type]
@@ -136,7 +141,7 @@ def _make_part(name: str, model_type: str, tokenizer: Any, settings: Settings, c
     names = _MAPPINGS[kind].get(model_type)
     names = [*names.values()] if isinstance(names, dict) else [names]
     names.sort(key=lambda each: "Pil" in str(each))
-    cls = getattr(transformers, str(names[0]))
+    cls = getattr(transformers, settings.classes.get(kind) or str(names[0]))
     options = dict(settings.parts.get(kind, {}))
     if kind != "audio":
         tower = next((part for part in walk_configs(config) if hasattr(part, "patch_size")), config)
@@ -160,7 +165,7 @@ def _make_image_part(cls: Any, tower: Any, options: dict[str, Any], *, keeps_siz
         part = cls(**options)
     for field, source in _GEOMETRY.items():
         value = getattr(tower, source, None)
-        if hasattr(part, field) and isinstance(value, int) and field not in options:
+        if isinstance(getattr(part, field, None), int) and isinstance(value, int) and field not in options:
             setattr(part, field, value)
     if isinstance(side, int) and isinstance(getattr(tower, "patch_size", None), int):
         part.image_seq_length = (side // tower.patch_size) ** 2

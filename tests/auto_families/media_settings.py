@@ -17,7 +17,7 @@ def _keep(config: Any, processor: Any) -> None:
 class Settings:
     """``fields`` of the configuration by their paths, ``tokens`` and ``special`` of the tokenizer.
 
-    ``processor`` is a type with a processor for this one, and ``parts`` are arguments of its parts by modality. ``arguments`` are those of the processor. ``finish`` changes both at the end. ``places`` are media in chats.
+    ``processor`` is a type with a processor for this one, and ``parts`` are arguments of its parts by modality, and ``classes`` those of parts that transformers does not list. ``arguments`` are those of the processor. ``finish`` changes both at the end. ``places`` are media in chats.
     """
 
     config: Callable[[], Any] | None = None
@@ -27,6 +27,7 @@ class Settings:
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     processor: str = ""
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    classes: Mapping[str, str] = field(default_factory=dict)
     arguments: Callable[[Any], dict[str, Any]] = _no_arguments
     finish: Callable[[Any, Any], None] = _keep
     places: Mapping[str, str] = field(default_factory=dict)
@@ -71,6 +72,23 @@ def _granite() -> Any:
         downsample_rate="2/4",
         vision_feature_select_strategy="full",
     )
+
+
+def _perception() -> Any:
+    from transformers import PerceptionLMConfig
+
+    arguments = {"embed_dim": 1024, "depth": 23, "img_size": [112, 112], "ref_feat_shape": [8, 8]}
+    fixed = {"global_pool": "", "use_post_transformer_norm": False, "init_values": 0.1}
+    vision = {"architecture": "vit_pe_core_large_patch14_336", "model_args": {**arguments, **fixed}}
+    return PerceptionLMConfig(
+        vision_config={**vision, "hidden_size": 1024}, vision_use_cls_token=True, projector_pooling_ratio=2
+    )
+
+
+def _nemotron() -> Any:
+    from transformers import NemotronH_Omni_Reasoning_V3_Config
+
+    return NemotronH_Omni_Reasoning_V3_Config(audio_config={"projection_hidden_size": 4096, "projection_bias": False})
 
 
 def _link_qwen2(config: Any, processor: Any) -> None:
@@ -153,7 +171,15 @@ def _gemma3(processor: str = "") -> Settings:
 
 
 SETTINGS: Mapping[str, Settings] = {
-    "deepseek_ocr2": Settings(fields={"text_config.mlp_layer_types": ["dense", "sparse"]}),
+    "deepseek_ocr2": Settings(
+        fields={
+            "text_config.mlp_layer_types": ["dense", "sparse"],
+            "text_config.num_experts_per_tok": 2,
+            "vision_config.encoder_config.hidden_size": 896,
+            "vision_config.encoder_config.num_attention_heads": 14,
+        },
+        keeps_sizes=True,
+    ),
     "deepseek_vl_hybrid": Settings(
         fields={"vision_config.image_size": 384}, arguments=_patches("num_image_tokens", 576), keeps_sizes=True
     ),
@@ -163,6 +189,7 @@ SETTINGS: Mapping[str, Settings] = {
         fields={"vision_config.hidden_size": 1408, "vision_config.vision_output_dim": 4096},
         finish=_use_token("<|patch|>"),
     ),
+    "phi4_multimodal": Settings(keeps_sizes=True),
     "idefics2": Settings(special=("<end_of_utterance>",)),
     "aria": Settings(
         parts={"image": {"max_image_size": 490}},
@@ -176,7 +203,38 @@ SETTINGS: Mapping[str, Settings] = {
     ),
     "cosmos3_omni": Settings(processor="qwen3_vl"),
     "deepseek_vl": Settings(arguments=_patches("num_image_tokens")),
-    "fast_vlm": Settings(processor="llava"),
+    "fast_vlm": Settings(
+        processor="llava",
+        parts={"image": {"size": {"shortest_edge": 256}, "crop_size": {"height": 256, "width": 256}}},
+        arguments=_patches("patch_size"),
+    ),
+    "gemma3n": Settings(
+        tokens=_GEMMA4_TOKENS,
+        fields={
+            "vision_config.vocab_size": 128,
+            "vision_config.vocab_offset": 768,
+            "audio_config.vocab_size": 128,
+            "audio_config.vocab_offset": 896,
+        },
+    ),
+    "granite_speech": Settings(fields={"projector_config.encoder_hidden_size": 1024}),
+    "granite_speech_plus": Settings(fields={"projector_config.encoder_hidden_size": 1024}),
+    "nemotron_h_omni": Settings(
+        config=_nemotron,
+        classes={"audio": "ParakeetFeatureExtractor"},
+        parts={"video": {"norm_mean": [0.5] * 3, "norm_std": [0.5] * 3}},
+        special=("<so_embedding>", "<so_start>", "<so_end>", "<img>", "</img>"),
+    ),
+    "perception_lm": Settings(
+        config=_perception,
+        parts={"image": {"tile_size": 112}},
+        arguments=lambda config: {"patch_size": 14, "pooling_ratio": 2},
+    ),
+    "diffusion_gemma": Settings(
+        processor="gemma4",
+        tokens=_GEMMA4_TOKENS,
+        fields={"text_config.num_experts": 4, "text_config.top_k_experts": 2, "text_config.moe_intermediate_size": 64},
+    ),
     "gemma3": _gemma3(),
     "shieldgemma2": _gemma3("gemma3"),
     "gemma4": Settings(config=_gemma4("Gemma4"), tokens=_GEMMA4_TOKENS),
@@ -217,7 +275,7 @@ SETTINGS: Mapping[str, Settings] = {
     "smolvlm": _idefics3("idefics3"),  # the processor of its own requires num2words
     "qwen2_5_omni_thinker": Settings(processor="qwen2_5_omni", **_OMNI),
     "qwen2_vl": Settings(finish=_link_qwen2),
-    "qwen3_omni_moe_thinker": Settings(processor="qwen3_omni_moe", **_OMNI),
+    "qwen3_omni_moe_thinker": Settings(processor="qwen3_omni_moe", fields={"text_config.head_dim": 128}, **_OMNI),
     "qwen3_vl_moe": Settings(processor="qwen3_vl"),
     "qwen4_exp": Settings(
         fields={

@@ -1,10 +1,6 @@
 """Trials of all multimodal models that the installed transformers knows: whether they come apart."""
 
-import json
-from pathlib import Path
-
 import torch
-import transformers
 
 from omnibus_llm.engine import media_admission
 from omnibus_models.families._item_processor import ItemProcessor
@@ -12,7 +8,9 @@ from tests.auto_families.trials import REFUSED, UNTRIED, Trial
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES  # isort: skip
 
-from tests.auto_families.media_copies import make_copy  # isort: skip
+from tests.auto_families.media_copies import has_processor, make_copy  # isort: skip
+
+KIND = "multimodal"
 
 
 def list_types() -> list[str]:
@@ -21,25 +19,20 @@ def list_types() -> list[str]:
 
 
 def try_type(model_type: str) -> Trial:
-    """Try ``model_type`` in this process. The way of one that comes apart names its modalities."""
+    """Try ``model_type`` in this process. The way of one that is served names its modalities.
+
+    *(one)* is for one item in a prompt, *whole* for a model that does not come apart.
+    """
+    if not has_processor(model_type):
+        return Trial(model_type, "", REFUSED, "transformers lists no processor of media for it")
     try:
         cls, config, processor = make_copy(model_type)
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return Trial(model_type, "", UNTRIED, f"{type(error).__name__}: {error}")
     with torch.inference_mode():
         verdicts = media_admission.try_parts(cls, config, ItemProcessor(processor))
-    apart = [name for name, verdict in verdicts.items() if verdict.mode is not None]
+    apart = [f"{name}{' (one)' * each.alone}" for name, each in verdicts.items() if each.mode is not None]
     reasons = [reason for verdict in verdicts.values() for reason in verdict.reasons.values()]
-    way = ", ".join(apart) or (UNTRIED if "" in verdicts else REFUSED)
+    whole = "whole: " if any(each.whole for each in verdicts.values()) else ""
+    way = f"{whole}{', '.join(apart)}" if apart else (UNTRIED if "" in verdicts else REFUSED)
     return Trial(model_type, cls.__name__, way, reasons[-1] if reasons else "" if apart else "it has no encoder")
-
-
-def outcomes_path(version: str = transformers.__version__) -> Path:
-    """Return the file with the expected outcomes for a ``version`` of transformers."""
-    return Path(__file__).parent / "outcomes" / "multimodal" / f"transformers-{version}.json"
-
-
-def read_outcomes() -> dict[str, str]:
-    """Return the expected modalities of each type for the installed version."""
-    ways: dict[str, str] = json.loads(outcomes_path().read_text())
-    return ways

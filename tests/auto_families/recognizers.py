@@ -3,7 +3,6 @@
 ``python -m tests.auto_families.recognizers [--write]`` tries a small copy of each class and prints a row for it.
 """
 
-import json
 import sys
 from collections.abc import Mapping
 
@@ -58,8 +57,7 @@ def main() -> None:
         ways[model_type] = trial.way
         print(f"{model_type:28} {trial.cls:36} {trial.way:28} {trial.reason[:100]!r}", flush=True)
     if "--write" in sys.argv:
-        path = trials.outcomes_path(kind=KIND)
-        path.write_text(f"{json.dumps(ways, indent=1, sort_keys=True)}\n")
+        trials.write_outcomes(ways, KIND)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 import resource
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
 import torch
 import transformers
+from packaging.version import Version
 
 from omnibus_llm.engine import admission
 from omnibus_models import torchvision_cpu
@@ -20,7 +23,8 @@ torchvision_cpu.install_operators()
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES  # noqa: E402
 
-SECONDS, MEMORY_BYTES = 120, 8 << 30  # of one trial
+KIND = ""  # of outcomes, those of language models
+SECONDS, MEMORY_BYTES = 300, 8 << 30  # of one trial
 WAYS = {
     (True, True): "batched",
     (True, False): "batched, prompts whole",
@@ -116,12 +120,45 @@ def run_limited(function: Callable[[], Any]) -> Any:
     return json.loads(answer) if answer else None
 
 
-def outcomes_path(version: str = transformers.__version__, kind: str = "") -> Path:
-    """Return the file with the expected outcomes for a ``version`` of transformers."""
-    return Path(__file__).parent / "outcomes" / kind / f"transformers-{version}.json"
+def outcomes_path(kind: str = KIND) -> Path:
+    """Return the file with the outcomes for the installed version of transformers."""
+    return _directory(kind) / f"transformers-{transformers.__version__}.json"
 
 
-def read_outcomes(kind: str = "") -> dict[str, str]:
-    """Return the expected way of each type for the installed version."""
-    ways: dict[str, str] = json.loads(outcomes_path(kind=kind).read_text())
+def read_outcomes(kind: str = KIND) -> dict[str, str]:
+    """Return the expected way of each type: for the installed version, or the newest older one with a file.
+
+    So a new version fails the tests of types whose outcome it changes.
+    """
+    stored = {Version(path.stem.removeprefix("transformers-")): path for path in _directory(kind).glob("*.json")}
+    newest = max(version for version in stored if version <= Version(transformers.__version__))
+    ways: dict[str, str] = json.loads(stored[newest].read_text())
     return ways
+
+
+def compare_outcomes(ways: Mapping[str, str], kind: str = KIND) -> list[str]:
+    """Return a line for each of ``ways`` that is not the expected one."""
+    expected = read_outcomes(kind)
+    return [
+        f"{model_type}: {expected.get(model_type, 'unknown')} before, {way} now"
+        for model_type, way in sorted(ways.items())
+        if expected.get(model_type) != way
+    ]
+
+
+def write_outcomes(ways: Mapping[str, str], kind: str = KIND) -> None:
+    """Store ``ways`` as the outcomes for the installed version, beside those of other types."""
+    path = outcomes_path(kind)
+    known = {**(json.loads(path.read_text()) if path.exists() else {}), **ways}
+    path.write_text(f"{json.dumps(known, indent=1, sort_keys=True)}\n")
+
+
+def skip_missing_library(trial: Trial) -> None:
+    """Skip a test whose ``trial`` lacks a library that Omnibus does not install."""
+    missing = re.search(r"requires the (\S+) library", trial.reason)
+    if trial.way == UNTRIED and missing:
+        pytest.skip(f"{trial.model_type} requires {missing[1]}")
+
+
+def _directory(kind: str) -> Path:
+    return Path(__file__).parent / "outcomes" / kind

@@ -70,10 +70,18 @@ class ItemProcessor:
 
     @staticmethod
     def load(checkpoint: Path) -> "ItemProcessor":
-        """Load the processor of ``checkpoint``."""
+        """Load the processor of ``checkpoint``. Raises ``Fatal`` if it has none for media, or lacks a library."""
         from transformers import AutoProcessor
 
-        return ItemProcessor(AutoProcessor.from_pretrained(checkpoint, local_files_only=True))
+        try:
+            processor = AutoProcessor.from_pretrained(checkpoint, local_files_only=True)
+        except ImportError as error:
+            raise errors.Fatal(
+                f"the processor of {checkpoint} needs a library: {' '.join(str(error).split())}"
+            ) from error
+        if not hasattr(processor, "tokenizer"):
+            raise errors.Fatal(f"transformers has no processor of media for {checkpoint}; it cannot be served")
+        return ItemProcessor(processor)
 
     def decode_file(self, data: memoryview, modality: str, limits: media.MediaDecodeLimits) -> Any:
         """Decode one file to an RGB image, a ``Clip`` or samples. Raises as ``omnibus_models.media``."""

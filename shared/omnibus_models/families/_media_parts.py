@@ -3,6 +3,7 @@
 A run of a small random copy shows them.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from omnibus import errors
 from omnibus_models.contract import PrefillInputs
 from omnibus_models.families._item_processor import MEDIUM, ItemProcessor, sample_items
-from omnibus_models.families._own_encoder import OwnEncoder
+from omnibus_models.families._own_encoder import OwnEncoder, find_inverted
 from omnibus_models.families._own_prompt import OwnPrompts
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
 from omnibus_models.miniature import SmallTokens, build_copy, shrink_parts
@@ -27,6 +28,7 @@ class Parts(NamedTuple):
     """``encoders`` are the modules that only encoders use, ``language`` those that only the language model uses.
 
     ``faults`` say why further modalities cannot be encoded. ``attention`` is an implementation that all parts have.
+    A model that is ``whole`` does not come apart. ``inverted`` are masks that encoders get inverted.
     """
 
     modalities: Sequence[str]
@@ -34,6 +36,8 @@ class Parts(NamedTuple):
     language: Sequence[str]
     faults: Mapping[str, str]
     attention: str
+    whole: bool = False
+    inverted: Sequence[str] = ()
 
 
 def find_class(checkpoint: Path) -> tuple[Any, Any]:
@@ -113,11 +117,13 @@ def split_copy(module: Any, processor: ItemProcessor) -> Parts:
     """Return the parts of ``module``, whose encoders and language model run once."""
     encoder = OwnEncoder(module, processor)
     if not encoder.modalities:
-        raise errors.Fatal(f"{type(module).__name__} has no encoder whose rows a processor places in a prompt")
+        return _keep_whole(module, processor, "it has no encoder whose rows a processor places in a prompt")
     decoder = OwnDecoder(module, find_backbone(module), OwnHead(module, by_ids=True), ())
     prompts = OwnPrompts(decoder, processor)
     encoder_used, thinker_used = set[str](), set[str]()
     faults: dict[str, str] = {}
+    inverted = [name for modality in encoder.modalities for name in _find_inverted(module, processor, modality)]
+    encoder = OwnEncoder(module, processor, inverted=inverted)
     for modality in sorted(encoder.modalities):
         try:
             item = processor.process_item(next(sample_items(modality)), modality)
@@ -133,7 +139,7 @@ def split_copy(module: Any, processor: ItemProcessor) -> Parts:
         encoder_used |= used_here
         thinker_used |= used_there
     if len(faults) == len(encoder.modalities):
-        raise errors.Fatal(f"{type(module).__name__} does not come apart: {faults}")
+        return _keep_whole(module, processor, str(faults))
     containers = [decoder.backbone]
     return Parts(
         sorted(encoder.modalities - faults.keys()),
@@ -141,7 +147,32 @@ def split_copy(module: Any, processor: ItemProcessor) -> Parts:
         [*unused_modules(module, encoder_used, containers)],
         faults,
         module.config._attn_implementation,
+        inverted=inverted,
     )
+
+
+def _find_inverted(module: Any, processor: ItemProcessor, modality: str) -> list[str]:
+    """See ``find_inverted``; for a prompt with one item of ``modality``."""
+    try:
+        inputs = processor.call_processor(
+            processor.write_prompt(MEDIUM, modality), {modality: [next(sample_items(modality))]}
+        )
+    except Exception:  # noqa: BLE001 whatever a library raises: the modality is refused later
+        return []
+    inputs["input_ids"] = processor.model_tokens(inputs["input_ids"])
+    names = inspect.signature(module.forward).parameters
+    return find_inverted(module, modality, {name: value for name, value in inputs.items() if name in names})
+
+
+def _keep_whole(module: Any, processor: ItemProcessor, reason: str) -> Parts:
+    """Return the parts of a model that stays whole for a ``reason``.
+
+    Raises ``Fatal`` if it is not for chats.
+    """
+    if module.config.is_encoder_decoder or not processor.placeholders:
+        cause = "it has an encoder and a decoder" if processor.placeholders else "its processor has no placeholder"
+        raise errors.Fatal(f"{type(module).__name__} does not come apart ({reason}), and is not for chats: {cause}")
+    return Parts(sorted(processor.placeholders), (), (), {"": reason}, module.config._attn_implementation, True)
 
 
 def _answer_prompt(decoder: OwnDecoder, assemble: Callable[[], PrefillInputs]) -> Tensor:
@@ -149,4 +180,6 @@ def _answer_prompt(decoder: OwnDecoder, assemble: Callable[[], PrefillInputs]) -
     prefill = assemble()
     length = len(prefill.inputs)
     mask = None if prefill.attention is None else prefill.attention.mask(0, length)
-    return decoder.logits(decoder.forward(prefill.inputs[None], prefill.positions[:, None], None, mask)[:, -1])
+    return decoder.logits(
+        decoder.forward(prefill.inputs[None], prefill.positions[:, None], decoder.new_cache(), mask)[:, -1]
+    )

@@ -31,29 +31,35 @@ class EncoderOutput(dict[str, Any]):
         return self.get(name)
 
 
-def pack_output(output: Any) -> MediaRows:
+def pack_output(output: Any, marks_padding: bool = False) -> MediaRows:
     """Return the rows of ``output``, what an encoder of transformers returned for one item.
+
+    Its mask may mark padding instead of rows.
 
     Fields with another number of rows follow below; they are the same for all items (Ovis2's marks of images).
     """
     fields = output if isinstance(output, Mapping) else {_BARE: output}
-    main = next((name for name in (_MAIN, _BARE) if fields.get(name) is not None), next(iter(fields)))
+    fields, keys = _split_keys(fields)
+    kept = [name for name in (_MAIN, _BARE) if fields.get(name) is not None]
+    main = next(iter([*kept, *(name for name in fields if name not in _UNREAD), *fields]))
     mask = _find_mask(fields, fields[main])
     if mask:
-        fields = {**fields, main: fields[main][fields[mask].bool()][None]}
+        fields = {**fields, main: fields[main][fields[mask].bool() ^ marks_padding][None]}
     names = [main, *sorted(name for name in fields if name not in {main, *_UNREAD} and _has_rows(fields[name]))]
     columns: list[Tensor] = []
     below: list[Tensor] = []
     form: dict[str, Any] = {}
     for name in names:
         value = fields[name]
-        by_layer = name != main and not isinstance(value, Tensor)
+        by_layer = name in keys or (name != main and not isinstance(value, Tensor))
         packed = [_pack_column(each) for each in (value if by_layer else [value])]
         is_below = bool(columns) and len(packed[0][0]) != len(columns[0])
         (below if is_below else columns).extend(column for column, _ in packed)
         form[name] = {"layers": by_layer, "below": is_below, "columns": [shapes for _, shapes in packed]}
+        if name in keys:
+            form[name]["keys"] = keys[name]
     if mask:
-        form[main]["mask"] = mask
+        form[main] |= {"mask": mask, "padding": marks_padding}
     rows = torch.cat(columns, dim=-1)
     return MediaRows(torch.cat([rows, *(_widen(each, rows.shape[1]) for each in below)]), form)
 
@@ -73,9 +79,23 @@ def join_items(items: Sequence[MediaRows]) -> Any:
             joined[name] = values[0]
             continue
         joined[name] = [_join(layer) for layer in zip(*values, strict=True)] if field["layers"] else _join(values)
+        if "keys" in field:
+            joined[name] = [*zip(field["keys"], joined[name], strict=True)]
         if "mask" in field:
-            joined[field["mask"]] = torch.ones(joined[name].shape[:2], dtype=torch.bool, device=joined[name].device)
+            rows = joined[name]
+            joined[field["mask"]] = torch.full(rows.shape[:2], not field["padding"], device=rows.device)
     return joined.get(_BARE, joined)
+
+
+def _split_keys(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, list[int]]]:
+    """Return ``fields`` without the numbers of layers, and these numbers."""
+    paired = {
+        name: value
+        for name, value in fields.items()
+        if isinstance(value, list) and value and isinstance(value[0], tuple) and isinstance(value[0][0], int)
+    }
+    keys = {name: [number for number, _ in value] for name, value in paired.items()}
+    return {**fields, **{name: [rows for _, rows in value] for name, value in paired.items()}}, keys
 
 
 def _find_mask(fields: Mapping[str, Any], rows: Any) -> str:

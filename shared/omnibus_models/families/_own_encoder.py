@@ -1,7 +1,7 @@
 """Encoders of a model of transformers, by its own ``get_*_features``."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,15 @@ MODALITIES = ("image", "video", "audio")
 class OwnEncoder(LoadedComponent):
     """The encoders of a model, see ``contract.MediaEncoder``. ``module`` has their modules."""
 
-    def __init__(self, module: Any, processor: ItemProcessor, limits: media.MediaDecodeLimits = media.DEFAULT) -> None:
+    def __init__(
+        self,
+        module: Any,
+        processor: ItemProcessor,
+        limits: media.MediaDecodeLimits = media.DEFAULT,
+        inverted: Collection[str] = (),
+    ) -> None:
         super().__init__(module)
+        self._inverted = inverted
         self._encoders = find_encoders(module)
         self.modalities = frozenset(self._encoders) & frozenset(processor.placeholders)
         self.processor = processor
@@ -39,8 +46,12 @@ class OwnEncoder(LoadedComponent):
 
     def _encode_item(self, item: Prepared) -> Encoded:
         encode = self._encoders[item.modality]
-        features = {name: self._place(value) for name, value in item.features.items()}
-        packed = _media_rows.pack_output(encode(**_match_arguments(encode, features), return_dict=True))
+        features = {
+            name: ~self._place(value) if name in self._inverted else self._place(value)
+            for name, value in item.features.items()
+        }
+        output = encode(**_match_arguments(encode, features), return_dict=True)
+        packed = _media_rows.pack_output(output, marks_padding=not features.keys().isdisjoint(self._inverted))
         return Encoded(packed.rows, {**item.meta, "n_tokens": len(packed.rows), "form": packed.form})
 
     def _place(self, value: Tensor) -> Tensor:
@@ -59,6 +70,40 @@ def _match_arguments(encode: Any, features: Mapping[str, Tensor]) -> dict[str, T
         others = [value for name, value in features.items() if name not in chosen and value.is_floating_point()]
         chosen |= dict(zip(missing, others, strict=False))
     return chosen
+
+
+class _Called(Exception):
+    """An encoder was called. Ends the forward pass."""
+
+
+def find_inverted(module: Any, modality: str, inputs: Mapping[str, Tensor]) -> list[str]:
+    """Return the masks that ``module`` inverts for its encoder (Gemma 3n).
+
+    They are names of the ``inputs`` of a prompt.
+    """
+    encode = find_encoders(module)[modality]
+    calls: list[Mapping[str, Any]] = []
+
+    def record(*values: Any, **named: Any) -> None:
+        calls.append(inspect.signature(encode).bind(*values, **named).arguments)
+        raise _Called
+
+    owner = encode.__self__
+    vars(owner)[encode.__name__] = record
+    try:
+        module.generate(**inputs, max_new_tokens=1)
+    except _Called:
+        return [name for name, value in calls[0].items() if _is_inverse(value, inputs.get(name))]
+    except Exception:  # noqa: BLE001 a model that does not run whole is refused later
+        return []
+    finally:
+        del vars(owner)[encode.__name__]
+    return []
+
+
+def _is_inverse(value: Any, given: Any) -> bool:
+    masks = isinstance(value, Tensor) and isinstance(given, Tensor) and value.dtype == given.dtype == torch.bool
+    return masks and value.shape == given.shape and bool((value != given).all())
 
 
 def find_encoders(module: Any) -> dict[str, Any]:

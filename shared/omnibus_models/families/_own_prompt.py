@@ -23,8 +23,8 @@ from omnibus_models.families.causal_lm import OwnDecoder, find_backbone, replace
 
 #: Arguments of a decoder that are not properties of a prompt.
 _NOT_OF_PROMPTS = frozenset(
-    {"past_key_values", "cache_params", "use_cache", "cache_position", "return_dict", "labels", "logits_to_keep"}
-    | {"output_attentions", "output_hidden_states", "output_router_logits"}
+    {"past_key_values", "cache", "cache_params", "use_cache", "cache_position", "return_dict", "labels"}
+    | {"logits_to_keep", "output_attentions", "output_hidden_states", "output_router_logits"}
 )
 
 
@@ -108,12 +108,14 @@ def _forget_positions(module: Any) -> None:
 def _with_rows(model: Any, media: Mapping[str, Any], names: Iterable[str]) -> tuple[Any, dict[str, Tensor]]:
     """Return ``model`` with encoders that return ``media``, and a stand-in for each medium."""
     changed = copy.copy(model)
-    changed._modules = dict(model._modules)
     owners = [changed]
     name = next((name for name, child in model._modules.items() if child is model.base_model), "")
     if name:
-        changed._modules[name] = copy.copy(model.base_model)
-        owners.append(changed._modules[name])
+        owners.append(copy.copy(model.base_model))
+    for owner in owners:  # some look whether they have an encoder, which is removed here
+        owner._modules = {name: nn.Module() if child is None else child for name, child in owner._modules.items()}
+    if name:
+        changed._modules[name] = owners[1]
     empty: dict[str, Tensor] = {}
     for modality, rows in media.items():
         for owner in owners:
@@ -192,13 +194,15 @@ class OwnPrompts:
                 ]
                 outputs[modality] = _media_rows.join_items(rows)
             for name in set.intersection(*({*item.meta["inputs"]} for item in items)) if items else ():
-                inputs[name] = self._join_inputs([item.meta["inputs"][name] for item in items])
+                inputs[name] = self._join_inputs(
+                    [item.meta["inputs"][name] for item in items], [len(item.embeds) for item in items]
+                )
         return outputs, inputs
 
-    def _join_inputs(self, values: Sequence[Any]) -> Any:
-        """Return a tensor of the ``values`` of items, padded to the same shape.
+    def _join_inputs(self, values: Sequence[Any], rows: Sequence[int]) -> Any:
+        """Return a tensor of the ``values`` of items that have ``rows``, padded to the same shape.
 
-        Texts become a list.
+        Texts become a list, and masks of rows follow each other like rows of different counts.
         """
         if any(isinstance(value, str) for value in values):
             return list(values)
@@ -206,6 +210,8 @@ class OwnPrompts:
             tensors = [_read_tensor(value) for value in values]
         except (TypeError, ValueError):
             return [part for value in values for part in value]
+        if len({*rows}) > 1 and all(tensor.shape == (1, count) for tensor, count in zip(tensors, rows, strict=True)):
+            return torch.cat(tensors, dim=1).to(self.device)
         sizes = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
         padded = [nn.functional.pad(tensor, _paddings(tensor, sizes)) for tensor in tensors]
         return torch.cat(padded).to(self.device)
@@ -213,6 +219,8 @@ class OwnPrompts:
 
 def _read_tensor(value: Any) -> Tensor:
     """Return a tensor of what ``ItemProcessor`` wrote into metadata."""
+    if isinstance(value, Tensor):
+        return value
     if isinstance(value, Mapping):
         return torch.tensor(expand_runs(value["runs"])).reshape(value["shape"])
     tensor = torch.tensor(value)

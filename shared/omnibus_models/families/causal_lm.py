@@ -44,7 +44,8 @@ class OwnDecoder(LanguageDecoder):
         super().__init__(module, backbone, head, eos)
         names = inspect.signature(backbone.forward).parameters
         self._takes_positions = "position_ids" in names
-        self._cache_name = "cache_params" if "cache_params" in names else "past_key_values"
+        # Newer versions of transformers call it "cache"; some classes ignore an unknown name.
+        self._cache_name = next((name for name in ("cache", "cache_params") if name in names), "past_key_values")
         self._layer_table = getattr(backbone, "embed_tokens_per_layer", None)
         layers = DynamicCache(config=backbone.config).layers
         self.recurrent = any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in layers)
@@ -75,7 +76,7 @@ class OwnDecoder(LanguageDecoder):
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
         """See ``contract.Decoder``. The model computes the ``mask`` of each of its layers itself, unless it is
         ``PromptArguments``."""
-        options: dict[str, Any] = {self._cache_name: cache}
+        options: dict[str, Any] = {}
         if isinstance(mask, PromptArguments):
             if inputs.shape[1] > mask.length:  # an earlier attempt's tokens follow the prompt
                 prompt, answer = inputs.tensor_split([mask.length], 1)
@@ -83,6 +84,10 @@ class OwnDecoder(LanguageDecoder):
                 hidden = self.forward(prompt, before, cache, mask)
                 return torch.cat([hidden, self.forward(answer, after, cache, None)], dim=1)
             options |= mask.options
+        return self._run_layers(inputs, positions, cache, options)
+
+    def _run_layers(self, inputs: Tensor, positions: Tensor, cache: Any, options: dict[str, Any]) -> Tensor:
+        options[self._cache_name] = cache
         if self._takes_positions:
             options["position_ids"] = positions if len(positions) > 1 else positions[0]
         if self._layer_table is not None:
@@ -111,7 +116,9 @@ class CausalLanguageModel(TextThinker, OwnDecoder):
 def find_backbone(module: Any) -> Any:
     """Return the layers of a language model, without its head."""
     parts = (module.get_decoder(), module.base_model, getattr(module, "model", None))
-    return next((part for part in parts if part is not module and hasattr(part, "config")), module)
+    found = next((part for part in parts if part is not module and hasattr(part, "config")), module)
+    has_head = found is not module and getattr(found, "lm_head", None) is not None
+    return find_backbone(found) if has_head else found  # models may contain a language model with its head
 
 
 class OwnHead:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from omnibus import errors
 from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, PrefillInputs, TokenizedPrompt, no_component
@@ -16,22 +18,27 @@ from omnibus_models.families import _llava_style, _media_parts, _media_rows
 from omnibus_models.families._item_processor import ItemProcessor, expand_runs
 from omnibus_models.families._own_encoder import OwnEncoder
 from omnibus_models.families._own_prompt import OwnPrompts
+from omnibus_models.families._whole_model import MediaPreparer, WholeDecoder, WholePrompts
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
 
 
 class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
     """The language model, see ``contract.Thinker``. ``module`` is the whole model without its encoders."""
 
+    #: Modalities of which a prompt may have one item.
+    alone: frozenset[str] = frozenset()
+    prompts = OwnPrompts
+
     def __init__(self, module: Any, checkpoint: Path, processor: ItemProcessor, modalities: Sequence[str]) -> None:
         self.checkpoint = checkpoint
         self.processor = processor
         super().__init__(module, checkpoint, modalities)
-        self._prompts = OwnPrompts(self, processor)
+        self._prompts = self.prompts(self, processor)
 
     def _find_backbone(self, module: Any) -> Any:
         return find_backbone(module)
 
-    def _find_head(self, module: Any) -> OwnHead:
+    def _find_head(self, module: Any) -> Any:
         return OwnHead(module, by_ids=True)
 
     def _placeholder_id(self, modality: str) -> int:
@@ -59,12 +66,24 @@ class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
 
     def assemble_prefill(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PrefillInputs:
         """Let the model itself place the rows of ``media``, see ``contract.Reader``."""
+        for kind in self.alone:
+            if prompt.modalities.count(kind) > 1:
+                raise errors.BadRequest(f"this model takes one {kind} in a prompt, not several", param="messages")
         try:
             layout = self.layout(prompt, media)
             return self._prompts.assemble_prefill(layout.ids, layout.starts, media, layout.media)
         except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise errors.BadRequest(f"this model does not take these media in one prompt: {reason}") from error
+
+
+class WholeThinker(WholeDecoder, OwnThinker):
+    """A whole model, see ``contract.Thinker``."""
+
+    prompts = WholePrompts
+
+    def _find_head(self, module: Any) -> nn.Identity:
+        return nn.Identity()
 
 
 class MultimodalFamily:
@@ -92,11 +111,14 @@ class MultimodalFamily:
         processor = ItemProcessor.load(checkpoint)
         parts = _media_parts.load_parts(checkpoint)
         kernels = {"attn_implementation": parts.attention}
+        if parts.whole and component == "encoder":
+            return MediaPreparer(processor, limits)
         drop = parts.language if component == "encoder" else parts.encoders
         module = loading.load_model(cls, checkpoint, drop=drop, device=device, dtype=dtype, **kernels)
         if component == "encoder":
-            return OwnEncoder(module, processor, limits)
-        return OwnThinker(module, checkpoint, processor, parts.modalities)
+            return OwnEncoder(module, processor, limits, parts.inverted)
+        thinker = WholeThinker if parts.whole else OwnThinker
+        return thinker(module, checkpoint, processor, parts.modalities)
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Any:
         """See ``contract.ModelFamily``. Always raises ``Fatal``: other engines prepare prompts in their own way."""

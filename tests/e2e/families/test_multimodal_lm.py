@@ -21,7 +21,8 @@ from tests.nightly import covering
 
 pytestmark = pytest.mark.e2e
 
-LISTENER = "listener"
+#: Types of models that take audio, by the names of their copies. Qwen2-Audio does not come apart.
+LISTENERS = {"listener": "glmasr", "whole": "qwen2_audio"}
 MODEL, TOKENS = "multimodal-lm-tiny", 24
 QUESTIONS = {
     "text": make_question("hello world, how are you today?"),
@@ -36,10 +37,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def listener_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of GLM-ASR, whose media are audio."""
-    directory = tmp_path_factory.mktemp("models") / "listener"
-    cls, config, processor = make_copy("glmasr")
+def listener_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("models")
+    return {name: write_listener(directory / name, model_type) for name, model_type in LISTENERS.items()}
+
+
+def write_listener(directory: Path, model_type: str) -> Path:
+    """Write a copy of a model that takes audio."""
+    cls, config, processor = make_copy(model_type)
     small = shrink_parts(config)
     # The tokenizer of a served model is its own.
     small.audio_token_id, small.text_config.vocab_size = config.audio_token_id, config.text_config.vocab_size
@@ -51,10 +56,11 @@ def listener_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, listener_checkpoint: Path) -> Iterator[System]:
+def system(
+    tmp_path_factory: pytest.TempPathFactory, checkpoint: Path, listener_checkpoints: dict[str, Path]
+) -> Iterator[System]:
     models = {
-        MODEL: declare_model("multimodal_lm", checkpoint),
-        LISTENER: declare_model("multimodal_lm", listener_checkpoint),
+        name: declare_model("multimodal_lm", each) for name, each in {MODEL: checkpoint, **listener_checkpoints}.items()
     }
     with start_system(tmp_path_factory.mktemp("system"), models) as system:
         yield system
@@ -95,12 +101,15 @@ async def test_ids_and_text_are_those_of_the_whole_model(system: System, checkpo
     await system.ledger_is_empty()
 
 
+@pytest.mark.parametrize("model", LISTENERS)
 @pytest.mark.parametrize("shape", ["E>L", "EL"])
-async def test_audio_is_heard_as_by_the_whole_model(system: System, listener_checkpoint: Path, shape: str):
+async def test_audio_is_heard_as_by_the_whole_model(
+    system: System, listener_checkpoints: dict[str, Path], model: str, shape: str
+):
     question = make_question(make_audio(1.0, 3), "what do you hear in this audio clip?")
-    ids, text = generate_answer(listener_checkpoint, question)
+    ids, text = generate_answer(listener_checkpoints[model], question)
 
-    assert await send_question(system, question, shape, model=LISTENER) == (text, ids)
+    assert await send_question(system, question, shape, model=model) == (text, ids)
     await system.ledger_is_empty()
 
 

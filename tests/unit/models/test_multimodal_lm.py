@@ -1,5 +1,8 @@
 """Models with encoders, without code for their class: apart they compute what the library computes whole."""
 
+import json
+import shutil
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +104,19 @@ def test_items_with_strange_metadata_are_refused(encoder: Any, thinker: Any, cha
         thinker.assemble_prefill(thinker.prompt(question.plain), [Encoded(item.embeds, {**item.meta, **change})])
 
 
+def test_a_model_that_computes_several_images_otherwise_takes_one(
+    encoder: Any, thinker: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(thinker, "alone", frozenset({"image"}))
+    question = make_question(make_image(1), "and", make_image(2), make_video(1, 1), "describe")
+    media = encoder.encode(prepare_media(encoder, *(part for part in question.parts if part[0] != "text")))
+
+    with pytest.raises(BadRequest, match="takes one image in a prompt, not several"):
+        thinker.assemble_prefill(thinker.prompt(question.plain), media)
+    single = make_question(make_image(1), make_video(1, 1), "describe")
+    assert thinker.assemble_prefill(thinker.prompt(single.plain), [media[0], media[2]]).media.any()
+
+
 def test_an_answer_after_a_prompt_with_rows_for_single_layers_can_be_resumed(encoder: Any, thinker: Any):
     question = make_question(make_image(1), "describe")
     prefill = thinker.assemble_prefill(
@@ -187,6 +203,26 @@ def test_padding_of_an_item_is_not_sent():
     assert joined.attention_mask.tolist() == [[True] * 4]
 
 
+def test_a_mask_may_mark_padding():
+    rows, padding = torch.randn(1, 4, 2), torch.tensor([[False, False, False, True]])
+
+    joined = join_items([pack_output({"pooler_output": rows, "mask": padding}, marks_padding=True)])
+
+    assert torch.equal(joined.pooler_output, rows[:, :3])
+    assert joined.mask.tolist() == [[False] * 3]
+
+
+def test_rows_with_the_numbers_of_their_layers_keep_them():
+    first, second = torch.randn(3, 4), torch.randn(2, 4)
+    outputs = [{"hidden_states": (rows,), "deep": [(9, [rows]), (3, [2 * rows])]} for rows in (first, second)]
+
+    [(ninth, one), (third, other)] = join_items([pack_output(output) for output in outputs]).deep
+
+    assert (ninth, third) == (9, 3)
+    assert torch.equal(torch.cat(one), torch.cat([first, second]))
+    assert torch.equal(torch.cat(other), 2 * torch.cat([first, second]))
+
+
 def test_a_module_that_both_components_use_stays_in_both():
     module = nn.ModuleDict({"tower": nn.Linear(2, 2), "shared": nn.Linear(2, 2), "decoder": nn.Linear(2, 2)})
     used = {"shared.weight", "tower.weight", "tower.bias"}
@@ -203,6 +239,17 @@ def test_modalities_of_a_checkpoint_are_read_from_its_processor(checkpoint: Path
     assert find_encoders("multimodal_lm", str(tmp_path), encoders) == {"audio": "encoder"}
     assert find_encoders("multimodal_lm", "nobody/nothing", encoders) == encoders
     assert find_encoders("llava", str(tmp_path), KNOWN["llava"].encoders) == {"image": "vision"}
+
+
+@pytest.mark.skipif(find_spec("torchaudio") is not None, reason="torchaudio is installed")
+def test_a_library_that_a_processor_lacks_is_named(checkpoint: Path, tmp_path: Path):
+    broken = Path(shutil.copytree(checkpoint, tmp_path / "broken"))
+    kinds = {"processor_class": "GraniteSpeechProcessor", "feature_extractor_type": "GraniteSpeechFeatureExtractor"}
+    (broken / "processor_config.json").unlink(missing_ok=True)
+    (broken / "preprocessor_config.json").write_text(json.dumps(kinds))
+
+    with pytest.raises(Fatal, match="needs a library: .*torchaudio"):
+        ItemProcessor.load(broken)
 
 
 def test_samples_for_trials_differ_in_size():

@@ -30,7 +30,7 @@ TOLERANCE = 1e-4
 PROMPTS = (11, 7)  # tokens, more than the windows of the copy
 SHARE = 3  # tokens between two decode steps, of prompts that are computed in shares
 ANSWER = 6  # tokens
-_FORMAT = 2  # of stored verdicts
+_FORMAT = 3  # of stored verdicts
 
 
 class Mode(NamedTuple):
@@ -45,10 +45,16 @@ MODES = (Mode(True, True), Mode(True, False), Mode(False, True), Mode(False, Fal
 
 
 class TrialVerdict(msgspec.Struct, frozen=True):
-    """The best mode with equal logits; None if there is none. ``reasons`` say why better modes are not."""
+    """The best mode with equal logits; None if there is none. ``reasons`` say why better modes are not.
+
+    ``alone`` is for prompts with one media item: several together give other logits, or an error. A ``whole`` model
+    does not come apart.
+    """
 
     mode: Mode | None
     reasons: dict[str, str] = {}
+    alone: bool = False
+    whole: bool = False
 
 
 def admit_decoder(decoder: OwnDecoder) -> None:
@@ -120,10 +126,10 @@ class TextTrial(NamedTuple):
         return self.make_prefills(decoder)[::-1]
 
 
-def find_mode(trial: EngineTrial) -> TrialVerdict:
-    """Return the best mode in which the engine gives the expected logits of ``trial``."""
+def find_mode(trial: EngineTrial, modes: Sequence[Mode] = MODES) -> TrialVerdict:
+    """Return the best of ``modes`` in which the engine gives the expected logits of ``trial``."""
     reasons: dict[str, str] = {}
-    for mode in MODES:
+    for mode in modes:
         fault = _find_fault(trial, mode)
         if not fault:
             return TrialVerdict(mode, reasons)

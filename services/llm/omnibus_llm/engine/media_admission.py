@@ -9,25 +9,30 @@ import copy
 import inspect
 import logging
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 import transformers
 from torch import Tensor
 
 from omnibus.errors import Fatal
-from omnibus_llm.engine.admission import ANSWER, TrialVerdict, describe_class, find_mode
+from omnibus_llm.engine.admission import ANSWER, MODES, Mode, TrialVerdict, describe_class, find_mode
 from omnibus_models.contract import Encoded, PrefillInputs
 from omnibus_models.families._item_processor import MEDIUM, ItemProcessor, sample_items
-from omnibus_models.families._media_parts import find_class, split_copy
+from omnibus_models.families._media_parts import Parts, find_class, split_copy
 from omnibus_models.families._own_encoder import OwnEncoder
 from omnibus_models.families._own_prompt import OwnPrompts
+from omnibus_models.families._whole_model import MediaPreparer, WholeDecoder, WholePrompts
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
 from omnibus_models.families.multimodal_lm import OwnThinker
 from omnibus_models.loading import remove_part
 from omnibus_models.miniature import SmallTokens, build_copy, shrink_parts
 from omnibus_models.verdicts import find_stored, verdict_path
+
+R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +53,7 @@ def admit_thinker(thinker: OwnThinker) -> None:
             f"{reasons or 'it has no encoder'}"
         )
     thinker.batches, thinker.splits_prompts = (all(values) for values in zip(*modes, strict=True))
+    thinker.alone = frozenset(name for name, verdict in verdicts.items() if verdict.alone)
     if reasons:
         _log.info("%s runs in mode %s: %s", cls.__name__, modes, reasons)
 
@@ -64,49 +70,46 @@ def find_media_verdicts(cls: Any, config: Any, processor: ItemProcessor) -> dict
 class MediaTrial:
     """See ``admission.EngineTrial``: prompts with media of one ``modality`` for ``module``, the whole model."""
 
-    def __init__(self, module: Any, processor: ItemProcessor, modality: str) -> None:
+    def __init__(
+        self, module: Any, processor: ItemProcessor, parts: Parts, modality: str, prompts: Sequence[str]
+    ) -> None:
         self._processor = processor
         self._modality = modality
-        parts = split_copy(module, processor)
-        if modality in parts.faults:
-            raise ValueError(parts.faults[modality])
-        encoder = OwnEncoder(_remove_parts(module, parts.language), processor)
+        self._whole = parts.whole
+        half = partial(OwnEncoder, _remove_parts(module, parts.language), inverted=parts.inverted)
+        self._encoder = (MediaPreparer if parts.whole else half)(processor)
         self._language = _remove_parts(module, parts.encoders)
-        try:
-            self._set_prompts(module, encoder, _PROMPTS)
-        except (IndexError, RuntimeError, TypeError, ValueError) as error:  # some take one medium for each prompt
-            _log.info("%s is tried with one %s for each prompt: %s", type(module).__name__, modality, error)
-            self._set_prompts(module, encoder, _SINGLE_PROMPTS)
-
-    def _set_prompts(self, module: Any, encoder: OwnEncoder, prompts: Sequence[str]) -> None:
-        items = list(sample_items(self._modality))
+        items = list(sample_items(modality))
         self._prompts = [
             (self._processor.write_prompt(text, self._modality), items[: text.count(MEDIUM)][::-1]) for text in prompts
         ]
-        self._media = [
-            encoder.encode([self._processor.process_item(item, self._modality) for item in chosen])
-            for _, chosen in self._prompts
-        ]
-        self.expected = [self._generate(module, text, chosen) for text, chosen in self._prompts]
+        self._media = [self._encode(chosen) for _, chosen in self._prompts]
+        self.expected = [_with_seed(self._generate, module, text, chosen) for text, chosen in self._prompts]
+
+    def _encode(self, items: Sequence[Any]) -> list[Encoded]:
+        return _with_seed(self._encoder.encode, [self._processor.process_item(item, self._modality) for item in items])
 
     def make_decoder(self) -> OwnDecoder:
+        if self._whole:
+            return WholeDecoder(self._language, find_backbone(self._language), torch.nn.Identity(), ())
         return OwnDecoder(self._language, find_backbone(self._language), OwnHead(self._language, by_ids=True), ())
 
     def make_prefills(self, decoder: OwnDecoder) -> list[PrefillInputs]:
-        prompts = OwnPrompts(decoder, self._processor)
-        return [
-            self._assemble(prompts, text, media) for (text, _), media in zip(self._prompts, self._media, strict=True)
-        ]
+        return self._assemble(decoder, self._media)
 
     def make_control(self, decoder: OwnDecoder) -> list[PrefillInputs]:
         """Return the prompts with other rows of the same shapes."""
-        prompts = OwnPrompts(decoder, self._processor)
-        changed = [[Encoded(-item.embeds.flip(0), item.meta) for item in media] for media in self._media]
-        return [self._assemble(prompts, text, media) for (text, _), media in zip(self._prompts, changed, strict=True)]
+        others = [*sample_items(self._modality, seed=1)]
+        return self._assemble(decoder, [self._encode(others[: len(items)][::-1]) for _, items in self._prompts])
 
-    def _assemble(self, prompts: OwnPrompts, text: str, media: Sequence[Encoded]) -> PrefillInputs:
-        tokens, starts = self._processor.expand_prompt(text, media)
-        return prompts.assemble_prefill(tokens, starts, media, torch.zeros(len(tokens), dtype=torch.bool))
+    def _assemble(self, decoder: OwnDecoder, media: Sequence[Sequence[Encoded]]) -> list[PrefillInputs]:
+        prompts = (WholePrompts if self._whole else OwnPrompts)(decoder, self._processor)
+        prefills = []
+        for (text, _), items in zip(self._prompts, media, strict=True):
+            tokens, starts = self._processor.expand_prompt(text, items)
+            no_media = torch.zeros(len(tokens), dtype=torch.bool)
+            prefills.append(prompts.assemble_prefill(tokens, starts, items, no_media))
+        return prefills
 
     def _generate(self, module: Any, text: str, items: Sequence[Any]) -> Tensor:
         """Return the logits [ANSWER, V] of the library's greedy answer.
@@ -130,20 +133,44 @@ class MediaTrial:
         return torch.cat(answer.logits).float()
 
 
+def _with_seed(function: Callable[..., R], *values: Any) -> R:
+    """Return the result of ``function``, which always draws the same numbers (VibeVoice's encoder adds noise)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return function(*values)
+
+
 def try_parts(cls: Any, config: Any, processor: ItemProcessor) -> dict[str, TrialVerdict]:
     """Return the verdict on a copy of ``cls`` with ``config`` for each modality of its encoders."""
     try:
         processor = processor.with_tokens(SmallTokens(config))
         module = build_copy(cls, shrink_parts(config))
-        modalities = sorted(OwnEncoder(module, processor).modalities)
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return {"": _refused(error)}
-    return {modality: _try_modality(module, processor, modality) for modality in modalities}
-
-
-def _try_modality(module: Any, processor: ItemProcessor, modality: str) -> TrialVerdict:
     try:
-        return find_mode(MediaTrial(module, processor, modality))
+        parts = split_copy(module, processor)
+    except Exception as error:  # noqa: BLE001 whatever a library raises
+        return {"any": _refused(error)}
+    faults = {name: TrialVerdict(None, {"trial": fault}) for name, fault in parts.faults.items() if name}
+    trials = [partial(MediaTrial, module, processor, parts, modality) for modality in parts.modalities]
+    modes = MODES[-1:] if parts.whole else MODES
+    verdicts = [msgspec.structs.replace(_try_modality(trial, modes), whole=parts.whole) for trial in trials]
+    return dict(zip(parts.modalities, verdicts, strict=True)) | faults
+
+
+def _try_modality(trial: Callable[[Sequence[str]], MediaTrial], modes: Sequence[Mode]) -> TrialVerdict:
+    verdict = _try_prompts(trial, modes, _PROMPTS)
+    if verdict.mode is not None:
+        return verdict
+    single = _try_prompts(trial, modes, _SINGLE_PROMPTS)
+    return single if single.mode is None else TrialVerdict(single.mode, {**verdict.reasons, **single.reasons}, True)
+
+
+def _try_prompts(
+    trial: Callable[[Sequence[str]], MediaTrial], modes: Sequence[Mode], prompts: Sequence[str]
+) -> TrialVerdict:
+    try:
+        return find_mode(trial(prompts), modes)
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return _refused(error)
 
