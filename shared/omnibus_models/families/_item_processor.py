@@ -6,6 +6,7 @@ It decides what an encoder gets for an item, and the tokens that replace the ite
 import copy
 import inspect
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -111,10 +112,10 @@ class ItemProcessor:
         features = {name: value for name, value in output.items() if isinstance(value, Tensor)}
         small = {name: form for name, value in features.items() if (form := _describe_tensor(value)) is not None}
         lists = {name: value for name, value in output.items() if isinstance(value, list) and _has_numbers(value)}
-        placeholders = sum(count for token, count in expansion["input_ids"] if token in self._row_tokens(modality))
+        [(_, rows)] = Counter(ids[inside]).most_common(1) or [(0, 1)]  # marks and text are fewer
         meta = {
             "modality": modality,
-            "n_tokens": max(1, placeholders),
+            "n_tokens": rows,
             "expansion": expansion,
             "inputs": {**small, **lists},
         }
@@ -210,9 +211,26 @@ class ItemProcessor:
                 tokens.append(token)
         return tokens, starts
 
-    def _row_tokens(self, modality: str) -> set[int]:
+    def find_row_token(self, modality: str, item: Encoded) -> int | None:
+        """Return the token that stands for each row of an ``item`` of ``modality`` in expanded prompts.
+
+        It is None if there is not one for each row.
+        """
+        counts = count_tokens(item.meta["expansion"]["input_ids"])
+        tokens = (*self._own_tokens(modality), *counts)
+        return next((token for token in tokens if counts[token] == len(item.embeds)), None)
+
+    def _own_tokens(self, modality: str) -> list[int]:
         own = getattr(self.processor, f"{modality}_token_id", None)
-        return {token for token in (own, self.placeholders[modality][1]) if isinstance(token, int)}
+        return [token for token in (own, self.placeholders[modality][1]) if isinstance(token, int)]
+
+
+def count_tokens(runs: Sequence[Sequence[int]]) -> Counter[int]:
+    """Return how often each value occurs in ``runs`` [value, count]."""
+    counts = Counter[int]()
+    for value, count in runs:
+        counts[value] += count
+    return counts
 
 
 def expand_runs(runs: Sequence[Sequence[int]]) -> list[int]:

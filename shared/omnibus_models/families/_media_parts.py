@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from omnibus import errors
+from omnibus_models.attention import PromptArguments
 from omnibus_models.contract import PrefillInputs
 from omnibus_models.families._item_processor import MEDIUM, ItemProcessor, sample_items
 from omnibus_models.families._own_encoder import OwnEncoder
@@ -22,16 +23,23 @@ from omnibus_models.miniature import SmallTokens, build_copy, shrink_parts
 
 R = TypeVar("R")
 
+#: Arguments of decoders that follow from rows with columns for single layers.
+_ROW_ARGUMENTS = {"visual_pos_masks", "deepstack_visual_embeds"}
+
 
 class Parts(NamedTuple):
     """``encoders`` are the modules that only encoders use, ``language`` those that only the language model uses.
 
-    ``faults`` say why further modalities cannot be encoded. ``attention`` is an implementation that all parts have.
+    ``layers`` are those that the preparation of prompts does not use, with the encoders. ``portable`` are the modalities
+    that layers of other engines take: a row for each placeholder, and causal attention. ``faults`` say why
+    further modalities cannot be encoded. ``attention`` is an implementation that all parts have.
     """
 
     modalities: Sequence[str]
     encoders: Sequence[str]
     language: Sequence[str]
+    layers: Sequence[str]
+    portable: Sequence[str]
     faults: Mapping[str, str]
     attention: str
 
@@ -81,13 +89,11 @@ def used_parameters(module: nn.Module, function: Callable[[], R]) -> tuple[set[s
 
 
 def unused_modules(module: nn.Module, used: set[str], inside: Sequence[nn.Module], path: str = "") -> Iterator[str]:
-    """Yield the paths of modules and parameters of ``module`` none of which is ``used``.
+    """Yield the paths of modules of ``module`` none of whose parameters is ``used``.
 
-    Modules are not cut up, except for those that contain a module of ``inside``.
+    Modules are not cut up, except for those that contain a module of ``inside``. Single parameters stay, because the
+    library's initialisation of weights reads them.
     """
-    for name, parameter in module._parameters.items():
-        if parameter is not None and path + name not in used:
-            yield path + name
     for name, child in module.named_children():
         names = {each for each, _ in child.named_parameters(prefix=path + name, remove_duplicate=False)}
         if names and not names & used:
@@ -116,8 +122,9 @@ def split_copy(module: Any, processor: ItemProcessor) -> Parts:
         raise errors.Fatal(f"{type(module).__name__} has no encoder whose rows a processor places in a prompt")
     decoder = OwnDecoder(module, find_backbone(module), OwnHead(module, by_ids=True), ())
     prompts = OwnPrompts(decoder, processor)
-    encoder_used, thinker_used = set[str](), set[str]()
+    encoder_used, prompts_used, layers_used = set[str](), set[str](), set[str]()
     faults: dict[str, str] = {}
+    portable: list[str] = []
     for modality in sorted(encoder.modalities):
         try:
             item = processor.process_item(next(sample_items(modality)), modality)
@@ -125,28 +132,34 @@ def split_copy(module: Any, processor: ItemProcessor) -> Parts:
             tokens, starts = processor.expand_prompt(processor.write_prompt(MEDIUM, modality), [encoded])
             no_media = torch.zeros(len(tokens), dtype=torch.bool)
             assemble = partial(prompts.assemble_prefill, tokens, starts, [encoded], no_media)
-            used_there, _ = used_parameters(module, partial(_answer_prompt, decoder, assemble))
+            used_before, prefill = used_parameters(module, assemble)
+            used_after, _ = used_parameters(module, partial(_answer_prompt, decoder, prefill))
         except Exception as error:  # noqa: BLE001 whatever a library raises
             cause = error.__cause__ or error
             faults[modality] = f"{type(cause).__name__}: {cause}"
             continue
         encoder_used |= used_here
-        thinker_used |= used_there
+        prompts_used |= used_before
+        layers_used |= used_after
+        extras = {*prefill.attention.options} if isinstance(prefill.attention, PromptArguments) else set()
+        if processor.find_row_token(modality, encoded) is not None and extras <= _ROW_ARGUMENTS:
+            portable.append(modality)
     if len(faults) == len(encoder.modalities):
         raise errors.Fatal(f"{type(module).__name__} does not come apart: {faults}")
     containers = [decoder.backbone]
     return Parts(
         sorted(encoder.modalities - faults.keys()),
-        [*unused_modules(module, thinker_used, containers)],
+        [*unused_modules(module, prompts_used | layers_used, containers)],
         [*unused_modules(module, encoder_used, containers)],
+        [*unused_modules(module, prompts_used, [*decoder.backbone.children()])],
+        portable,
         faults,
         module.config._attn_implementation,
     )
 
 
-def _answer_prompt(decoder: OwnDecoder, assemble: Callable[[], PrefillInputs]) -> Tensor:
+def _answer_prompt(decoder: OwnDecoder, prefill: PrefillInputs) -> Tensor:
     """Return the logits [1, V] of the token after a prompt."""
-    prefill = assemble()
     length = len(prefill.inputs)
     mask = None if prefill.attention is None else prefill.attention.mask(0, length)
     return decoder.logits(decoder.forward(prefill.inputs[None], prefill.positions[:, None], None, mask)[:, -1])

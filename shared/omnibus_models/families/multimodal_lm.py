@@ -5,15 +5,19 @@ prepares prompts. Each component loads only the modules that it uses, which a sm
 only after that copy has given equal logits apart and whole, see ``omnibus_llm.engine.media_admission``.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from omnibus import errors
 from omnibus_models import loading, media
-from omnibus_models.contract import Encoded, PrefillInputs, TokenizedPrompt, no_component
+from omnibus_models.contract import Encoded, PrefillInputs, PromptLayout, TokenizedPrompt, no_component
 from omnibus_models.families import _llava_style, _media_parts, _media_rows
-from omnibus_models.families._item_processor import ItemProcessor, expand_runs
+from omnibus_models.families._item_processor import ItemProcessor, count_tokens, expand_runs
 from omnibus_models.families._own_encoder import OwnEncoder
 from omnibus_models.families._own_prompt import OwnPrompts
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
@@ -49,6 +53,9 @@ class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
     def _check_item(self, item: Encoded) -> None:
         try:
             shape = (self._row_count(item.meta), _media_rows.form_width(item.meta["form"]))
+            runs = item.meta["expansion"]["input_ids"]
+            self._check_context(count_tokens(runs).total())
+            expand_runs(runs)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             raise errors.BadRequest("the meta data of a media item cannot be used", param="items") from None
         if tuple(item.embeds.shape) != shape:
@@ -57,10 +64,28 @@ class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
                 param="items",
             )
 
+    def layout(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PromptLayout:
+        """See ``contract.Reader``. The model itself computes the positions."""
+        layout = super().layout(prompt, media)
+        prefill = self._assemble_layout(layout, media)
+        places = self._find_rows(layout, media)
+        return dataclasses.replace(layout, positions=prefill.positions.cpu(), delta=prefill.delta, media=places)
+
+    def _find_rows(self, layout: PromptLayout, media: Sequence[Encoded]) -> Tensor:
+        """Return whether each token of ``layout`` is a row of ``media``, [T] bool."""
+        places = torch.zeros(len(layout.ids), dtype=torch.bool)
+        for start, item in zip(layout.starts, media, strict=True):
+            ids = expand_runs(item.meta["expansion"]["input_ids"])
+            token = self.processor.find_row_token(item.meta["modality"], item)
+            places[start : start + len(ids)] = torch.tensor([each == token for each in ids])
+        return places
+
     def assemble_prefill(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PrefillInputs:
         """Let the model itself place the rows of ``media``, see ``contract.Reader``."""
+        return self._assemble_layout(super().layout(prompt, media), media)
+
+    def _assemble_layout(self, layout: PromptLayout, media: Sequence[Encoded]) -> PrefillInputs:
         try:
-            layout = self.layout(prompt, media)
             return self._prompts.assemble_prefill(layout.ids, layout.starts, media, layout.media)
         except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
@@ -88,22 +113,33 @@ class MultimodalFamily:
         if component not in self.components:
             raise no_component(self.name, self.components, component)
         checkpoint = Path(checkpoint)
-        cls, _ = _media_parts.find_class(checkpoint)
-        processor = ItemProcessor.load(checkpoint)
         parts = _media_parts.load_parts(checkpoint)
-        kernels = {"attn_implementation": parts.attention}
-        drop = parts.language if component == "encoder" else parts.encoders
-        module = loading.load_model(cls, checkpoint, drop=drop, device=device, dtype=dtype, **kernels)
+        processor = ItemProcessor.load(checkpoint)
         if component == "encoder":
-            return OwnEncoder(module, processor, limits)
+            return OwnEncoder(_load_module(checkpoint, parts.language, device, dtype), processor, limits)
+        module = _load_module(checkpoint, parts.encoders, device, dtype)
         return OwnThinker(module, checkpoint, processor, parts.modalities)
 
-    def reader(self, checkpoint: Path, dtype: str = "float32") -> Any:
-        """See ``contract.ModelFamily``. Always raises ``Fatal``: other engines prepare prompts in their own way."""
-        raise errors.Fatal(
-            "prompts of this model are prepared by its own class of transformers; "
-            "declare omnibus_engines:transformers for it"
-        )
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> OwnThinker:
+        """See ``contract.ModelFamily``. It takes the modalities that other engines can place.
+
+        Raises ``Fatal`` if there is none.
+        """
+        checkpoint = Path(checkpoint)
+        parts = _media_parts.load_parts(checkpoint)
+        if not parts.portable:
+            raise errors.Fatal(
+                "only this model's own class of transformers can prepare its prompts with media; "
+                "declare omnibus_engines:transformers for it"
+            )
+        module = _load_module(checkpoint, parts.layers, "cpu", dtype)
+        return OwnThinker(module, checkpoint, ItemProcessor.load(checkpoint), parts.portable)
+
+
+def _load_module(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+    cls, _ = _media_parts.find_class(checkpoint)
+    kernels = {"attn_implementation": _media_parts.load_parts(checkpoint).attention}
+    return loading.load_model(cls, checkpoint, drop=drop, device=device, dtype=dtype, **kernels)
 
 
 FAMILY = MultimodalFamily()
