@@ -19,7 +19,11 @@ torchvision_cpu.install_operators()
 #: Endings of the names of classes that generate text.
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
-NAMES = tuple(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+#: Families by the names that declarations and plans have, without code of their own: they are ``multimodal_lm``.
+MULTIMODAL = ("llava", "llava_next")
+
+_MODULES = tuple(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+NAMES = tuple(sorted({*_MODULES, *MULTIMODAL}))
 
 
 def load_family(name: str) -> ModelFamily:
@@ -28,6 +32,10 @@ def load_family(name: str) -> ModelFamily:
         raise errors.NotFound(f"{name}: {ABSENT[name]}")
     if name not in NAMES:
         raise errors.NotFound(f"unknown model family {name!r}; known: {', '.join(NAMES)}")
+    if name in MULTIMODAL:
+        from omnibus_models.families.multimodal_lm import MultimodalFamily
+
+        return MultimodalFamily(name, "vision")
     family: ModelFamily = importlib.import_module(f"{__name__}.{name}").FAMILY
     return family
 

@@ -21,6 +21,7 @@ from omnibus import errors
 from omnibus_models import media
 from omnibus_models.contract import Encoded, Prepared
 from omnibus_models.frame_sampling import FrameSampling
+from omnibus_models.limits import MAX_ASPECT_RATIO
 
 #: The argument of a processor for each modality, and its parts that process it.
 _ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
@@ -33,6 +34,8 @@ _PARTS = {
 MEDIUM = "[MEDIUM]"
 #: Most numbers of a tensor that goes to the language model as well, such as the grid of an image.
 _MAX_NUMBERS = 256
+#: Length of a cropped line in short sides: far more than a resampling filter reads beyond the square.
+_CROPPED_SIDES = 16
 #: Times of frames are passed to a processor as numbers of frames at this rate, per second.
 _CLOCK_RATE = 1000
 
@@ -80,10 +83,21 @@ class ItemProcessor:
         """Decode one file to an RGB image, a ``Clip`` or samples. Raises as ``omnibus_models.media``."""
         match modality:
             case "image":
-                return media.decode_image(data, limits)
+                return self._crop_line(media.decode_image(data, limits))
             case "video":
                 return media.decode_video(data, limits, FrameSampling.of_processor(self.processor.video_processor))
         return media.decode_audio(data, limits, self.sampling_rate)
+
+    def _crop_line(self, image: Any) -> Any:
+        """Return ``image``; of a line whose middle is used, only that: the library would enlarge it all."""
+        if not getattr(self.processor.image_processor, "do_center_crop", False):
+            return image
+        short = min(image.size)
+        if max(image.size) <= MAX_ASPECT_RATIO * short:
+            return image
+        reach = [min(side, _CROPPED_SIDES * short) for side in image.size]
+        left, top = ((side - length) // 2 for side, length in zip(image.size, reach, strict=True))
+        return image.crop((left, top, left + reach[0], top + reach[1]))
 
     @property
     def sampling_rate(self) -> int:
@@ -91,8 +105,8 @@ class ItemProcessor:
         part = next(part for name in _PARTS["audio"] if (part := getattr(self.processor, name, None)) is not None)
         return int(getattr(part, "sampling_rate", 16_000))
 
-    def process_item(self, item: Any, modality: str) -> Prepared:
-        """Return a decoded ``item`` as its encoder takes it.
+    def process_item(self, item: Any, modality: str, alone: bool = True) -> Prepared:
+        """Return a decoded ``item`` as its encoder takes it, ``alone`` in its prompt or not.
 
         The metadata has its ``expansion``: runs [token, count], and of other values of each token, by their name.
         ``inputs`` are small tensors that the language model may need. Raises ``BadRequest`` for an item that the
@@ -101,7 +115,13 @@ class ItemProcessor:
         try:
             with self._lock:
                 text, before, after = self._frames[modality]
-            output = self.call_processor(text, {modality: [item]})
+            if alone:
+                output = self.call_processor(text, {modality: [item]})
+            else:
+                text, companion, length = self._pairs[modality]
+                after += length
+                output = self.call_processor(text, {modality: [item, companion]})
+                output = {name: _first_of_two(value) for name, value in output.items()}
         except (IndexError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
             raise errors.BadRequest(f"this model does not take this {modality}; send another one") from error
         ids = output.pop("input_ids")[0].tolist()
@@ -118,6 +138,7 @@ class ItemProcessor:
             "n_tokens": rows,
             "expansion": expansion,
             "inputs": {**small, **lists},
+            **({} if alone else {"alone": False}),
         }
         return Prepared(modality, features, meta)
 
@@ -136,7 +157,8 @@ class ItemProcessor:
                 }
                 options["video_metadata"] = [_describe_times(clip) for clip in values]
             elif values:
-                options[_ARGUMENTS[modality]] = list(values)
+                # A flat list would be one image for each of several texts.
+                options[_ARGUMENTS[modality]] = [list(values)] if modality == "image" else list(values)
             if modality == "audio":
                 options["sampling_rate"] = self.sampling_rate
         with self._lock:
@@ -193,6 +215,33 @@ class ItemProcessor:
             frames[modality] = text, ids.index(token), len(ids) - ids.index(token) - 1
         return frames
 
+    @cached_property
+    def _pairs(self) -> dict[str, tuple[str, Any, int]]:
+        """A prompt with two media of each modality, the second of them, and its tokens with those before it."""
+        pairs = {}
+        for modality, (_, token) in self.placeholders.items():
+            text, before, after = self._frames[modality]
+            text = text.replace(self.placeholders[modality][0], f"{self.placeholders[modality][0]}{MEDIUM}", 1)
+            text = text.replace(MEDIUM, self.placeholders[modality][0])
+            companion = next(sample_items(modality))
+            ids = self.call_processor(text, {modality: [companion, companion]})["input_ids"][0]
+            between = self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"].count(token)
+            pairs[modality] = text, companion, (len(ids) - before - after) // between
+        return pairs
+
+    @cached_property
+    def closer(self) -> frozenset[str]:
+        """Modalities whose items are processed in another way if they are alone in their prompts."""
+        return frozenset(modality for modality in self.placeholders if self._is_closer(modality))
+
+    def _is_closer(self, modality: str) -> bool:
+        item = [*sample_items(modality)][-1]
+        try:
+            alone, beside = (self.process_item(item, modality, alone) for alone in (True, False))
+        except (errors.BadRequest, LookupError):  # some take one item
+            return False
+        return bool(alone.meta["expansion"] != beside.meta["expansion"])
+
     def expand_prompt(self, text: str, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
         """Return the tokens of ``text`` with its placeholders expanded.
 
@@ -236,6 +285,11 @@ def count_tokens(runs: Sequence[Sequence[int]]) -> Counter[int]:
 def expand_runs(runs: Sequence[Sequence[int]]) -> list[int]:
     """Return the values of ``runs`` [value, count]."""
     return [value for value, count in runs for _ in range(count)]
+
+
+def _first_of_two(value: Any) -> Any:
+    """Return the part of the first of two items in a tensor of items; others, such as counts, belong to both."""
+    return value[:1] if isinstance(value, Tensor) and len(value) == 2 else value
 
 
 def _count_runs(values: Sequence[int]) -> list[list[int]]:

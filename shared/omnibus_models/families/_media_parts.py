@@ -26,13 +26,16 @@ R = TypeVar("R")
 #: Arguments of decoders that follow from rows with columns for single layers.
 _ROW_ARGUMENTS = {"visual_pos_masks", "deepstack_visual_embeds"}
 
+#: Largest difference of rows, as a part of the largest value.
+_ROUNDING = 1e-5
+
 
 class Parts(NamedTuple):
     """``encoders`` are the modules that only encoders use, ``language`` those that only the language model uses.
 
     ``layers`` are those that the preparation of prompts does not use, with the encoders. ``portable`` are the modalities
-    that layers of other engines take: a row for each placeholder, and causal attention. ``faults`` say why
-    further modalities cannot be encoded. ``attention`` is an implementation that all parts have.
+    that layers of other engines take: a row for each placeholder, and causal attention. ``batched`` are those whose
+    items are encoded in one pass as alone. ``faults`` say why further modalities cannot be encoded. ``attention`` is an implementation that all parts have.
     """
 
     modalities: Sequence[str]
@@ -40,6 +43,7 @@ class Parts(NamedTuple):
     language: Sequence[str]
     layers: Sequence[str]
     portable: Sequence[str]
+    batched: Sequence[str]
     faults: Mapping[str, str]
     attention: str
 
@@ -153,8 +157,25 @@ def split_copy(module: Any, processor: ItemProcessor) -> Parts:
         [*unused_modules(module, encoder_used, containers)],
         [*unused_modules(module, prompts_used, [*decoder.backbone.children()])],
         portable,
+        [modality for modality in sorted(encoder.modalities - faults.keys()) if _is_batched(encoder, modality)],
         faults,
         module.config._attn_implementation,
+    )
+
+
+def _is_batched(encoder: OwnEncoder, modality: str) -> bool:
+    """Return whether one pass encodes items of ``modality`` as passes of single ones."""
+    batching = OwnEncoder(encoder.module, encoder.processor, batched=[modality])
+    items = [encoder.processor.process_item(item, modality) for item in sample_items(modality)]
+    alone = encoder.encode(items)
+    try:
+        together = batching.encode(items)
+    except Exception:  # noqa: BLE001 whatever a library raises
+        return False
+    return all(
+        one.meta == other.meta
+        and torch.allclose(one.embeds, other.embeds, rtol=0, atol=_ROUNDING * one.embeds.abs().max())
+        for one, other in zip(alone, together, strict=True)
     )
 
 

@@ -18,7 +18,7 @@ from omnibus_models.contract import Encoded, PrefillInputs
 from omnibus_models.families import _media_rows
 from omnibus_models.families._item_processor import ItemProcessor, expand_runs
 from omnibus_models.families._media_rows import MediaRows
-from omnibus_models.families._own_encoder import MODALITIES, list_owners
+from omnibus_models.families._own_encoder import MODALITIES, join_padded, list_owners
 from omnibus_models.families.causal_lm import OwnDecoder, find_backbone, replace_part
 
 #: Arguments of a decoder that are not properties of a prompt.
@@ -206,9 +206,7 @@ class OwnPrompts:
             tensors = [_read_tensor(value) for value in values]
         except (TypeError, ValueError):
             return [part for value in values for part in value]
-        sizes = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
-        padded = [nn.functional.pad(tensor, _paddings(tensor, sizes)) for tensor in tensors]
-        return torch.cat(padded).to(self.device)
+        return join_padded(tensors).to(self.device)
 
 
 def _read_tensor(value: Any) -> Tensor:
@@ -217,14 +215,6 @@ def _read_tensor(value: Any) -> Tensor:
         return torch.tensor(expand_runs(value["runs"])).reshape(value["shape"])
     tensor = torch.tensor(value)
     return tensor if tensor.dim() else tensor[None]
-
-
-def _paddings(tensor: Tensor, sizes: Sequence[int]) -> list[int]:
-    """Return the argument of ``pad`` that gives ``tensor`` these ``sizes``.
-
-    They are those of all axes but the first.
-    """
-    return [count for axis in range(len(sizes), 0, -1) for count in (0, sizes[axis - 1] - tensor.shape[axis])]
 
 
 def _prompt_positions(positions: Tensor | None, length: int) -> Tensor:

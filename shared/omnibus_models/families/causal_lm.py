@@ -104,14 +104,24 @@ class CausalLanguageModel(TextThinker, OwnDecoder):
     def _find_backbone(self, module: Any) -> Any:
         return find_backbone(module)
 
-    def _find_head(self, module: Any) -> "OwnHead":
-        return OwnHead(module)
+    def _find_head(self, module: Any) -> Any:
+        return find_head(module)
 
 
 def find_backbone(module: Any) -> Any:
     """Return the layers of a language model, without its head."""
     parts = (module.get_decoder(), module.base_model, getattr(module, "model", None))
     return next((part for part in parts if part is not module and hasattr(part, "config")), module)
+
+
+def find_head(module: Any, by_ids: bool = False) -> Any:
+    """Return the function that computes logits as ``OwnHead``: the output layer, if it alone gives the same bits."""
+    own, layer = OwnHead(module, by_ids), module.get_output_embeddings()
+    if not isinstance(layer, nn.Linear) or layer.weight.is_meta:
+        return own
+    rows = torch.randn(2, layer.in_features, generator=torch.Generator().manual_seed(0)).to(layer.weight)
+    with torch.no_grad():
+        return layer if torch.equal(own(rows), layer(rows)) else own
 
 
 class OwnHead:

@@ -20,7 +20,7 @@ from omnibus_models.families import _llava_style, _media_parts, _media_rows
 from omnibus_models.families._item_processor import ItemProcessor, count_tokens, expand_runs
 from omnibus_models.families._own_encoder import OwnEncoder
 from omnibus_models.families._own_prompt import OwnPrompts
-from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
+from omnibus_models.families.causal_lm import OwnDecoder, find_backbone, find_head
 
 
 class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
@@ -35,8 +35,8 @@ class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
     def _find_backbone(self, module: Any) -> Any:
         return find_backbone(module)
 
-    def _find_head(self, module: Any) -> OwnHead:
-        return OwnHead(module, by_ids=True)
+    def _find_head(self, module: Any) -> Any:
+        return find_head(module, by_ids=True)
 
     def _placeholder_id(self, modality: str) -> int:
         return self.processor.placeholders[modality][1]
@@ -93,10 +93,11 @@ class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
 
 
 class MultimodalFamily:
-    """See ``contract.ModelFamily``."""
+    """See ``contract.ModelFamily``. ``encoder`` is the name of the component with all encoders."""
 
-    name = "multimodal_lm"
-    components = ("encoder", "thinker")
+    def __init__(self, name: str = "multimodal_lm", encoder: str = "encoder") -> None:
+        self.name = name
+        self.components = (encoder, "thinker")
 
     def load(
         self,
@@ -106,7 +107,7 @@ class MultimodalFamily:
         dtype: str = "float32",
         limits: media.MediaDecodeLimits = media.DEFAULT,
     ) -> Any:
-        """Load ``encoder`` or ``thinker`` alone. ``limits`` apply to the media of ``encoder``.
+        """Load the encoder or ``thinker`` alone. ``limits`` apply to the media of the encoder.
 
         Raises ``Fatal`` for a class that does not come apart.
         """
@@ -115,8 +116,9 @@ class MultimodalFamily:
         checkpoint = Path(checkpoint)
         parts = _media_parts.load_parts(checkpoint)
         processor = ItemProcessor.load(checkpoint)
-        if component == "encoder":
-            return OwnEncoder(_load_module(checkpoint, parts.language, device, dtype), processor, limits)
+        if component != "thinker":
+            module = _load_module(checkpoint, parts.language, device, dtype)
+            return OwnEncoder(module, processor, limits, parts.batched)
         module = _load_module(checkpoint, parts.encoders, device, dtype)
         return OwnThinker(module, checkpoint, processor, parts.modalities)
 

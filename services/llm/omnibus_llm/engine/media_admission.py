@@ -18,7 +18,7 @@ from torch import Tensor
 
 from omnibus.errors import Fatal
 from omnibus_llm.engine.admission import ANSWER, TrialVerdict, describe_class, find_mode
-from omnibus_models.contract import Encoded, PrefillInputs
+from omnibus_models.contract import Encoded, PrefillInputs, Prepared
 from omnibus_models.families._item_processor import MEDIUM, ItemProcessor, sample_items
 from omnibus_models.families._media_parts import find_class, split_copy
 from omnibus_models.families._own_encoder import OwnEncoder
@@ -84,10 +84,14 @@ class MediaTrial:
             (self._processor.write_prompt(text, self._modality), items[: text.count(MEDIUM)][::-1]) for text in prompts
         ]
         self._media = [
-            encoder.encode([self._processor.process_item(item, self._modality) for item in chosen])
+            encoder.encode([self._process_item(item, alone=len(chosen) == 1) for item in chosen])
             for _, chosen in self._prompts
         ]
         self.expected = [self._generate(module, text, chosen) for text, chosen in self._prompts]
+
+    def _process_item(self, item: Any, *, alone: bool) -> Prepared:
+        alone = alone or self._modality not in self._processor.closer
+        return self._processor.process_item(item, self._modality, alone)
 
     def make_decoder(self) -> OwnDecoder:
         return OwnDecoder(self._language, find_backbone(self._language), OwnHead(self._language, by_ids=True), ())
