@@ -20,7 +20,7 @@ torchvision_cpu.install_operators()
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 #: Families by the names that declarations and plans have, without code of their own: they are ``multimodal_lm``.
-MULTIMODAL = ("llava", "llava_next")
+MULTIMODAL = ("internvl", "llava", "llava_next", "llava_onevision")
 
 _MODULES = tuple(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 NAMES = tuple(sorted({*_MODULES, *MULTIMODAL}))

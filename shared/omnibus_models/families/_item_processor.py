@@ -32,6 +32,8 @@ _PARTS = {
 }
 #: Stands for a medium in the text of a trial.
 MEDIUM = "[MEDIUM]"
+#: Frames that processors of videos take by themselves, if they are not those of all.
+_FRAME_PLACES = {"InternVL": "middles", "LlavaOnevision": "starts"}
 #: Most numbers of a tensor that goes to the language model as well, such as the grid of an image.
 _MAX_NUMBERS = 256
 #: Length of a cropped line in short sides: far more than a resampling filter reads beyond the square.
@@ -85,7 +87,7 @@ class ItemProcessor:
             case "image":
                 return self._crop_line(media.decode_image(data, limits))
             case "video":
-                return media.decode_video(data, limits, FrameSampling.of_processor(self.processor.video_processor))
+                return media.decode_video(data, limits, self._sampling)
         return media.decode_audio(data, limits, self.sampling_rate)
 
     def _crop_line(self, image: Any) -> Any:
@@ -98,6 +100,13 @@ class ItemProcessor:
         reach = [min(side, _CROPPED_SIDES * short) for side in image.size]
         left, top = ((side - length) // 2 for side, length in zip(image.size, reach, strict=True))
         return image.crop((left, top, left + reach[0], top + reach[1]))
+
+    @cached_property
+    def _sampling(self) -> FrameSampling:
+        processor = self.processor.video_processor
+        name = type(processor).__name__
+        places = {"place": place for known, place in _FRAME_PLACES.items() if name.startswith(known)}
+        return FrameSampling.of_processor(processor, **places)
 
     @property
     def sampling_rate(self) -> int:
@@ -332,10 +341,10 @@ def sample_items(modality: str, seed: int = 0) -> Iterator[Any]:
         if modality == "audio":
             yield (0.1 * noise.standard_normal(4000 * count)).astype(np.float32)
             continue
-        frames = noise.integers(0, 255, (4, height, width, 3), dtype=np.uint8)
+        frames = noise.integers(0, 255, (count, height, width, 3), dtype=np.uint8)
         if modality == "image":
             from PIL import Image
 
             yield Image.fromarray(frames[0])
         else:
-            yield media.Clip(frames, 2.0, (0.0, 0.5, 1.0, 1.5), True)
+            yield media.Clip(frames, 2.0, tuple(number / 2 for number in range(count)), True)

@@ -33,9 +33,10 @@ _ROUNDING = 1e-5
 class Parts(NamedTuple):
     """``encoders`` are the modules that only encoders use, ``language`` those that only the language model uses.
 
-    ``layers`` are those that the preparation of prompts does not use, with the encoders. ``portable`` are the modalities
-    that layers of other engines take: a row for each placeholder, and causal attention. ``batched`` are those whose
-    items are encoded in one pass as alone. ``faults`` say why further modalities cannot be encoded. ``attention`` is an implementation that all parts have.
+    ``layers`` are those that the preparation of prompts does not use, with the encoders. ``portable`` are the
+    modalities that layers of other engines take: a row for each placeholder, and causal attention. Items of ``batched``
+    modalities can be encoded in one pass. ``faults`` say why further modalities cannot be encoded. ``attention`` is an
+    implementation that all parts have.
     """
 
     modalities: Sequence[str]
@@ -174,7 +175,7 @@ def _is_batched(encoder: OwnEncoder, modality: str) -> bool:
         return False
     return all(
         one.meta == other.meta
-        and torch.allclose(one.embeds, other.embeds, rtol=0, atol=_ROUNDING * one.embeds.abs().max())
+        and torch.allclose(one.embeds, other.embeds, rtol=0, atol=_ROUNDING * float(one.embeds.abs().max()))
         for one, other in zip(alone, together, strict=True)
     )
 

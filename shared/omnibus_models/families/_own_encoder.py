@@ -32,6 +32,8 @@ class OwnEncoder(LoadedComponent):
     ) -> None:
         super().__init__(module)
         self._encoders = find_encoders(module)
+        if reads_frames(module) and "image" in self._encoders:
+            self._encoders["video"] = self._encoders["image"]
         self.modalities = frozenset(self._encoders) & frozenset(processor.placeholders)
         self.processor = processor
         self._limits = limits
@@ -42,7 +44,8 @@ class OwnEncoder(LoadedComponent):
         """Decode and preprocess one file, see ``contract.MediaEncoder``."""
         if modality not in self.modalities:
             raise errors.BadRequest(f"this encoder takes {' and '.join(sorted(self.modalities))}, not {modality}")
-        return self.processor.process_item(self.processor.decode_file(data, modality, self._limits), modality, alone)
+        item = self.processor.decode_file(data, modality, self._limits)
+        return self.processor.process_item(item, modality, alone or modality not in self.closer)
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
@@ -98,6 +101,11 @@ def find_encoders(module: Any) -> dict[str, Any]:
         if named:
             encoders[modality] = max(named)[2]
     return encoders
+
+
+def reads_frames(module: Any) -> bool:
+    """Return whether the model encodes frames of videos as images (InternVL)."""
+    return not any(hasattr(owner, "get_video_features") for owner in list_owners(module))
 
 
 def join_padded(tensors: Sequence[Tensor]) -> Tensor:

@@ -18,7 +18,7 @@ from omnibus_models.contract import Encoded, PrefillInputs
 from omnibus_models.families import _media_rows
 from omnibus_models.families._item_processor import ItemProcessor, expand_runs
 from omnibus_models.families._media_rows import MediaRows
-from omnibus_models.families._own_encoder import MODALITIES, join_padded, list_owners
+from omnibus_models.families._own_encoder import MODALITIES, join_padded, list_owners, reads_frames
 from omnibus_models.families.causal_lm import OwnDecoder, find_backbone, replace_part
 
 #: Arguments of a decoder that are not properties of a prompt.
@@ -139,6 +139,8 @@ class OwnPrompts:
         self._decoder = decoder
         self._processor = processor
         self._record = PromptRecorder(decoder.module)
+        self._reads_frames = reads_frames(decoder.module)
+        self._modalities = [each for each in MODALITIES if each != "video" or not self._reads_frames]
         self.device = decoder.device
 
     @torch.no_grad()
@@ -152,7 +154,8 @@ class OwnPrompts:
         if kinds is not None:
             by_token["mm_token_type_ids"] = kinds.to(self.device)
         ids = self._processor.model_tokens(ids)
-        taken = self._record(ids, by_token, *self._join_media(media))
+        by_place = [item for _, item in sorted(zip(starts, media, strict=True), key=lambda each: each[0])]
+        taken = self._record(ids, by_token, *self._join_media(by_place))
         inputs = taken.pop("inputs_embeds", None)
         ids = taken.pop("input_ids", ids)
         inputs = self._decoder.embed(ids) if inputs is None else self._decoder.add_layer_rows(inputs, taken)
@@ -184,8 +187,9 @@ class OwnPrompts:
         """
         outputs: dict[str, Any] = {}
         inputs: dict[str, Any] = {}
-        for modality in MODALITIES:
-            items = [item for item in media if item.meta["modality"] == modality]
+        for modality in self._modalities:
+            kinds = {modality, "video"} if modality == "image" and self._reads_frames else {modality}
+            items = [item for item in media if item.meta["modality"] in kinds]
             if items:
                 rows = [
                     MediaRows(item.embeds.to(self.device, self._decoder.dtype), item.meta["form"]) for item in items

@@ -16,14 +16,14 @@ from torch import Tensor
 from omnibus import errors
 from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, PrefillInputs, PromptLayout, TokenizedPrompt, no_component
-from omnibus_models.families import _llava_style, _media_parts, _media_rows
+from omnibus_models.families import _language, _media_parts, _media_rows
 from omnibus_models.families._item_processor import ItemProcessor, count_tokens, expand_runs
 from omnibus_models.families._own_encoder import OwnEncoder
 from omnibus_models.families._own_prompt import OwnPrompts
 from omnibus_models.families.causal_lm import OwnDecoder, find_backbone, find_head
 
 
-class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
+class OwnThinker(_language.SequentialThinker, OwnDecoder):
     """The language model, see ``contract.Thinker``. ``module`` is the whole model without its encoders."""
 
     def __init__(self, module: Any, checkpoint: Path, processor: ItemProcessor, modalities: Sequence[str]) -> None:
@@ -54,7 +54,7 @@ class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
         try:
             shape = (self._row_count(item.meta), _media_rows.form_width(item.meta["form"]))
             runs = item.meta["expansion"]["input_ids"]
-            self._check_context(count_tokens(runs).total())
+            self._check_context(count_tokens(runs).total())  # before any of it is made
             expand_runs(runs)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             raise errors.BadRequest("the meta data of a media item cannot be used", param="items") from None
@@ -66,10 +66,13 @@ class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
 
     def layout(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PromptLayout:
         """See ``contract.Reader``. The model itself computes the positions."""
-        layout = super().layout(prompt, media)
+        layout = self._expand_layout(prompt, media)
         prefill = self._assemble_layout(layout, media)
-        places = self._find_rows(layout, media)
-        return dataclasses.replace(layout, positions=prefill.positions.cpu(), delta=prefill.delta, media=places)
+        return dataclasses.replace(layout, positions=prefill.positions.cpu(), delta=prefill.delta)
+
+    def _expand_layout(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PromptLayout:
+        layout = super().layout(prompt, media)
+        return dataclasses.replace(layout, media=self._find_rows(layout, media)) if media else layout
 
     def _find_rows(self, layout: PromptLayout, media: Sequence[Encoded]) -> Tensor:
         """Return whether each token of ``layout`` is a row of ``media``, [T] bool."""
@@ -82,14 +85,16 @@ class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
 
     def assemble_prefill(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PrefillInputs:
         """Let the model itself place the rows of ``media``, see ``contract.Reader``."""
-        return self._assemble_layout(super().layout(prompt, media), media)
+        return self._assemble_layout(self._expand_layout(prompt, media), media)
 
     def _assemble_layout(self, layout: PromptLayout, media: Sequence[Encoded]) -> PrefillInputs:
         try:
             return self._prompts.assemble_prefill(layout.ids, layout.starts, media, layout.media)
         except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise errors.BadRequest(f"this model does not take these media in one prompt: {reason}") from error
+            raise errors.BadRequest(
+                f"this model does not take these media in one prompt: {reason}", param="items"
+            ) from error
 
 
 class MultimodalFamily:
@@ -97,7 +102,7 @@ class MultimodalFamily:
 
     def __init__(self, name: str = "multimodal_lm", encoder: str = "encoder") -> None:
         self.name = name
-        self.components = (encoder, "thinker")
+        self.components: tuple[str, ...] = (encoder, "thinker")
 
     def load(
         self,
