@@ -105,8 +105,8 @@ class ItemProcessor:
     def _sampling(self) -> FrameSampling:
         processor = self.processor.video_processor
         name = type(processor).__name__
-        places = {"place": place for known, place in _FRAME_PLACES.items() if name.startswith(known)}
-        return FrameSampling.of_processor(processor, **places)
+        place = next((place for known, place in _FRAME_PLACES.items() if name.startswith(known)), "ends")
+        return FrameSampling.of_processor(processor, place=place)
 
     @property
     def sampling_rate(self) -> int:

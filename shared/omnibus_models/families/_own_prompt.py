@@ -60,11 +60,12 @@ class PromptRecorder:
         self.decoder = find_backbone(module)
         self._recorder = _ArgumentRecorder(self.decoder)
         self._model = replace_part(module, self.decoder, self._recorder)
-        self._names = inspect.signature(module.forward).parameters
+        #: The arguments of the model.
+        self.names = inspect.signature(module.forward).parameters
         #: Whether ``forward`` takes rows itself. BLIP-2 takes them and requires pixels as well.
-        self._takes_rows = "mm_encoder_outputs" in self._names and not any(
+        self._takes_rows = "mm_encoder_outputs" in self.names and not any(
             name.startswith("pixel_values") and parameter.default is parameter.empty
-            for name, parameter in self._names.items()
+            for name, parameter in self.names.items()
         )
 
     @torch.no_grad()
@@ -81,9 +82,9 @@ class PromptRecorder:
         if taken:
             call["mm_encoder_outputs"] = taken
         if others := {name: rows for name, rows in media.items() if name not in taken}:
-            model, stand_ins = _with_rows(self._model, others, self._names)
+            model, stand_ins = _with_rows(self._model, others, self.names)
             call |= stand_ins
-        call = {name: value for name, value in call.items() if name in self._names}
+        call = {name: value for name, value in call.items() if name in self.names}
         _forget_positions(model)
         try:
             model(**call)
@@ -150,9 +151,9 @@ class OwnPrompts:
         """Return the inputs for expanded ``tokens`` [T] with ``media``, whose expansions begin at ``starts``."""
         ids = torch.tensor([tokens], device=self.device)
         by_token = self._values_by_token(tokens, starts, media)
-        kinds = self._processor.token_kinds(ids)  # of the whole prompt: marks around a medium may decide
-        if kinds is not None:
-            by_token["mm_token_type_ids"] = kinds.to(self.device)
+        if "mm_token_type_ids" in self._record.names:
+            kinds = self._processor.token_kinds(ids)  # of the whole prompt: marks around a medium may decide
+            by_token |= {} if kinds is None else {"mm_token_type_ids": kinds.to(self.device)}
         ids = self._processor.model_tokens(ids)
         by_place = [item for _, item in sorted(zip(starts, media, strict=True), key=lambda each: each[0])]
         taken = self._record(ids, by_token, *self._join_media(by_place))

@@ -39,6 +39,8 @@ class OwnDecoder(LanguageDecoder):
     """A decoder with its own masks, caches and head. ``module`` is a language model of transformers."""
 
     windows = True
+    #: Whether layers take the engine's masks. If not, the model computes those of its layers itself.
+    takes_masks = False
 
     def __init__(self, module: Any, backbone: Any, head: Any, eos: Iterable[int]) -> None:
         super().__init__(module, backbone, head, eos)
@@ -73,8 +75,7 @@ class OwnDecoder(LanguageDecoder):
 
     @torch.no_grad()
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
-        """See ``contract.Decoder``. The model computes the ``mask`` of each of its layers itself, unless it is
-        ``PromptArguments``."""
+        """See ``contract.Decoder``."""
         options: dict[str, Any] = {self._cache_name: cache}
         if isinstance(mask, PromptArguments):
             if inputs.shape[1] > mask.length:  # an earlier attempt's tokens follow the prompt
@@ -83,6 +84,8 @@ class OwnDecoder(LanguageDecoder):
                 hidden = self.forward(prompt, before, cache, mask)
                 return torch.cat([hidden, self.forward(answer, after, cache, None)], dim=1)
             options |= mask.options
+        elif self.takes_masks and mask is not None:
+            options["attention_mask"] = mask
         if self._takes_positions:
             options["position_ids"] = positions if len(positions) > 1 else positions[0]
         if self._layer_table is not None:

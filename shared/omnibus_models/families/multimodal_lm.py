@@ -127,7 +127,7 @@ class MultimodalFamily:
         module = _load_module(checkpoint, parts.encoders, device, dtype)
         return OwnThinker(module, checkpoint, processor, parts.modalities)
 
-    def reader(self, checkpoint: Path, dtype: str = "float32") -> OwnThinker:
+    def reader(self, checkpoint: Path, dtype: str = "float32") -> Any:
         """See ``contract.ModelFamily``. It takes the modalities that other engines can place.
 
         Raises ``Fatal`` if there is none.

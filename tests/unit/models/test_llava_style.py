@@ -281,7 +281,7 @@ def test_a_processor_that_takes_few_frames_gets_no_more(model: VisionTextModel, 
 def _list_frames(item: Prepared) -> Sequence[torch.Tensor]:
     """The frames of a video: [1, n, 3, height, width] or [n, 3, height, width]."""
     [frames] = (value for value in item.features.values() if value.dim() > 3)
-    return frames if frames.dim() == 5 else [frames]
+    return list(frames) if frames.dim() == 5 else [frames]
 
 
 def _remove_weights(weights: dict[str, torch.Tensor], part: str) -> None:

@@ -47,7 +47,7 @@ def admit_thinker(thinker: OwnThinker) -> None:
             f"{cls.__name__} of transformers {transformers.__version__} cannot be served in parts: "
             f"{reasons or 'it has no encoder'}"
         )
-    thinker.batches, thinker.splits_prompts = (all(values) for values in zip(*modes, strict=True))
+    thinker.batches, thinker.splits_prompts, thinker.takes_masks = (all(values) for values in zip(*modes, strict=True))
     if reasons:
         _log.info("%s runs in mode %s: %s", cls.__name__, modes, reasons)
 
