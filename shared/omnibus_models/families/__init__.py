@@ -19,7 +19,7 @@ torchvision_cpu.install_operators()
 #: Endings of the names of classes that generate text.
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
-#: Families by the names that declarations and plans have, without code of their own: they are ``multimodal_lm``.
+#: Names of families in declarations and plans that run as ``multimodal_lm``, whose encoder is called ``vision``.
 MULTIMODAL = ("internvl", "llava", "llava_next", "llava_onevision")
 
 _MODULES = tuple(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))

@@ -32,7 +32,7 @@ _PARTS = {
 }
 #: Stands for a medium in the text of a trial.
 MEDIUM = "[MEDIUM]"
-#: Frames that processors of videos take by themselves, if they are not those of all.
+#: Places of the frames that the processors of single types take.
 _FRAME_PLACES = {"InternVL": "middles", "LlavaOnevision": "starts"}
 #: Most numbers of a tensor that goes to the language model as well, such as the grid of an image.
 _MAX_NUMBERS = 256
@@ -91,7 +91,10 @@ class ItemProcessor:
         return media.decode_audio(data, limits, self.sampling_rate)
 
     def _crop_line(self, image: Any) -> Any:
-        """Return ``image``; of a line whose middle is used, only that: the library would enlarge it all."""
+        """Return ``image``, or the middle of a line if only that is used.
+
+        The library would enlarge all of the line.
+        """
         if not getattr(self.processor.image_processor, "do_center_crop", False):
             return image
         short = min(image.size)
@@ -115,11 +118,11 @@ class ItemProcessor:
         return int(getattr(part, "sampling_rate", 16_000))
 
     def process_item(self, item: Any, modality: str, alone: bool = True) -> Prepared:
-        """Return a decoded ``item`` as its encoder takes it, ``alone`` in its prompt or not.
+        """Return a decoded ``item`` as its encoder takes it.
 
-        The metadata has its ``expansion``: runs [token, count], and of other values of each token, by their name.
-        ``inputs`` are small tensors that the language model may need. Raises ``BadRequest`` for an item that the
-        processor does not take.
+        ``alone`` means that its prompt has no other item of its modality. The metadata has its ``expansion``: runs
+        [token, count], and of other values of each token, by their name. ``inputs`` are small tensors that the language
+        model may need. Raises ``BadRequest`` for an item that the processor does not take.
         """
         try:
             with self._lock:
@@ -152,7 +155,7 @@ class ItemProcessor:
         return Prepared(modality, features, meta)
 
     def call_processor(self, text: str, items: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Return the processor's output for a ``text`` with placeholders and its decoded ``items``.
+        """Return the processor's output for ``text`` and its decoded ``items``.
 
         It has one row.
         """
@@ -226,7 +229,10 @@ class ItemProcessor:
 
     @cached_property
     def _pairs(self) -> dict[str, tuple[str, Any, int]]:
-        """A prompt with two media of each modality, the second of them, and its tokens with those before it."""
+        """A prompt with two media of each modality, and the second of them.
+
+        The number is that of the tokens of the second one.
+        """
         pairs = {}
         for modality, (_, token) in self.placeholders.items():
             text, before, after = self._frames[modality]
@@ -240,7 +246,7 @@ class ItemProcessor:
 
     @cached_property
     def closer(self) -> frozenset[str]:
-        """Modalities whose items are processed in another way if they are alone in their prompts."""
+        """Modalities whose processing depends on whether an item is alone."""
         return frozenset(modality for modality in self.placeholders if self._is_closer(modality))
 
     def _is_closer(self, modality: str) -> bool:
@@ -270,7 +276,7 @@ class ItemProcessor:
         return tokens, starts
 
     def find_row_token(self, modality: str, item: Encoded) -> int | None:
-        """Return the token that stands for each row of an ``item`` of ``modality`` in expanded prompts.
+        """Return the token of each row of an ``item`` of ``modality``.
 
         It is None if there is not one for each row.
         """
@@ -297,7 +303,10 @@ def expand_runs(runs: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _first_of_two(value: Any) -> Any:
-    """Return the part of the first of two items in a tensor of items; others, such as counts, belong to both."""
+    """Return the first half of a tensor with two items.
+
+    Other values, such as counts, belong to both items.
+    """
     return value[:1] if isinstance(value, Tensor) and len(value) == 2 else value
 
 

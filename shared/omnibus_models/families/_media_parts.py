@@ -31,12 +31,12 @@ _ROUNDING = 1e-5
 
 
 class Parts(NamedTuple):
-    """``encoders`` are the modules that only encoders use, ``language`` those that only the language model uses.
+    """Modules by the components that use them.
 
-    ``layers`` are those that the preparation of prompts does not use, with the encoders. ``portable`` are the
-    modalities that layers of other engines take: a row for each placeholder, and causal attention. Items of ``batched``
-    modalities can be encoded in one pass. ``faults`` say why further modalities cannot be encoded. ``attention`` is an
-    implementation that all parts have.
+    ``encoders`` are those of encoders alone, ``language`` those of the language model alone. ``layers`` are those that
+    the preparation of prompts does not use. ``portable`` are the modalities that layers of other engines take: a row
+    for each placeholder, and causal attention. Items of ``batched`` modalities can be encoded in one pass. ``faults``
+    say why further modalities cannot be encoded. ``attention`` is an implementation that all parts have.
     """
 
     modalities: Sequence[str]
@@ -94,7 +94,7 @@ def used_parameters(module: nn.Module, function: Callable[[], R]) -> tuple[set[s
 
 
 def unused_modules(module: nn.Module, used: set[str], inside: Sequence[nn.Module], path: str = "") -> Iterator[str]:
-    """Yield the paths of modules of ``module`` none of whose parameters is ``used``.
+    """Yield the paths of modules of ``module`` without ``used`` parameters.
 
     Modules are not cut up, except for those that contain a module of ``inside``. Single parameters stay, because the
     library's initialisation of weights reads them.
@@ -165,7 +165,7 @@ def split_copy(module: Any, processor: ItemProcessor) -> Parts:
 
 
 def _is_batched(encoder: OwnEncoder, modality: str) -> bool:
-    """Return whether one pass encodes items of ``modality`` as passes of single ones."""
+    """Return whether one pass encodes several items of ``modality`` correctly."""
     batching = OwnEncoder(encoder.module, encoder.processor, batched=[modality])
     items = [encoder.processor.process_item(item, modality) for item in sample_items(modality)]
     alone = encoder.encode(items)

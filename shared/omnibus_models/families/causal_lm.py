@@ -118,7 +118,7 @@ def find_backbone(module: Any) -> Any:
 
 
 def find_head(module: Any, by_ids: bool = False) -> Any:
-    """Return the function that computes logits as ``OwnHead``: the output layer, if it alone gives the same bits."""
+    """Return ``OwnHead``, or the output layer if it gives the same logits."""
     own, layer = OwnHead(module, by_ids), module.get_output_embeddings()
     if not isinstance(layer, nn.Linear) or layer.weight.is_meta:
         return own
