@@ -56,6 +56,7 @@ class ItemProcessor:
         #: Whether the processor adds the tokenizer's own marks to a prompt.
         self.adds_marks = bool(options["text_kwargs"].get("add_special_tokens", True))
         self.placeholders: dict[str, tuple[str, int]] = {}
+        self._pairs: dict[str, tuple[str, Any, int]] = {}
         for modality, parts in _PARTS.items():
             names = (f"{modality}_placeholder_token", f"{modality}_token")
             text = next((text for name in names if (text := getattr(self.processor, name, None))), None)
@@ -130,6 +131,8 @@ class ItemProcessor:
             if alone:
                 output = self.call_processor(text, {modality: [item]})
             else:
+                if modality not in self._pairs:
+                    self._pairs[modality] = self._make_pair(modality)
                 text, companion, length = self._pairs[modality]
                 after += length
                 output = self.call_processor(text, {modality: [item, companion]})
@@ -170,7 +173,8 @@ class ItemProcessor:
                 options["video_metadata"] = [_describe_times(clip) for clip in values]
             elif values:
                 # A flat list would be one image for each of several texts.
-                options[_ARGUMENTS[modality]] = [list(values)] if modality == "image" else list(values)
+                is_nested = modality == "image" and len(values) > 1
+                options[_ARGUMENTS[modality]] = [list(values)] if is_nested else list(values)
             if modality == "audio":
                 options["sampling_rate"] = self.sampling_rate
         with self._lock:
@@ -227,22 +231,15 @@ class ItemProcessor:
             frames[modality] = text, ids.index(token), len(ids) - ids.index(token) - 1
         return frames
 
-    @cached_property
-    def _pairs(self) -> dict[str, tuple[str, Any, int]]:
-        """A prompt with two media of each modality, and the second of them.
-
-        The number is that of the tokens of the second one.
-        """
-        pairs = {}
-        for modality, (_, token) in self.placeholders.items():
-            text, before, after = self._frames[modality]
-            text = text.replace(self.placeholders[modality][0], f"{self.placeholders[modality][0]}{MEDIUM}", 1)
-            text = text.replace(MEDIUM, self.placeholders[modality][0])
-            companion = next(sample_items(modality))
-            ids = self.call_processor(text, {modality: [companion, companion]})["input_ids"][0]
-            between = self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"].count(token)
-            pairs[modality] = text, companion, (len(ids) - before - after) // between
-        return pairs
+    def _make_pair(self, modality: str) -> tuple[str, Any, int]:
+        """Return a prompt with two media of ``modality``, the second of them, and the number of its tokens."""
+        mark, token = self.placeholders[modality]
+        text, before, after = self._frames[modality]
+        text = text.replace(mark, f"{mark}{mark}", 1)
+        companion = next(sample_items(modality))
+        ids = self.call_processor(text, {modality: [companion, companion]})["input_ids"][0]
+        count = self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"].count(token)
+        return text, companion, (len(ids) - before - after) // count
 
     @cached_property
     def closer(self) -> frozenset[str]:
@@ -253,7 +250,7 @@ class ItemProcessor:
         item = [*sample_items(modality)][-1]
         try:
             alone, beside = (self.process_item(item, modality, alone) for alone in (True, False))
-        except (errors.BadRequest, LookupError):  # some take one item
+        except Exception:  # noqa: BLE001 whatever a library raises; some take one item
             return False
         return bool(alone.meta["expansion"] != beside.meta["expansion"])
 
