@@ -347,10 +347,10 @@ def sample_items(modality: str, seed: int = 0) -> Iterator[Any]:
         if modality == "audio":
             yield (0.1 * noise.standard_normal(4000 * count)).astype(np.float32)
             continue
-        frames = noise.integers(0, 255, (count, height, width, 3), dtype=np.uint8)
+        frames = noise.integers(0, 255, (count // 2 + 2, height, width, 3), dtype=np.uint8)
         if modality == "image":
             from PIL import Image
 
             yield Image.fromarray(frames[0])
         else:
-            yield media.Clip(frames, 2.0, tuple(number / 2 for number in range(count)), True)
+            yield media.Clip(frames, 2.0, tuple(number / 2 for number in range(len(frames))), True)
