@@ -157,7 +157,7 @@ def pruned_class(cls: type[M], drop: Sequence[str]) -> type[M]:
 
 
 def remove_part(module: nn.Module, path: str) -> None:
-    """Remove the submodule or the parameter at ``path`` from ``module``, if it has one."""
+    """Remove what ``module`` has at ``path``: a submodule, a parameter, or nothing."""
     parent, _, last = path.rpartition(".")
     try:
         owner = module.get_submodule(parent)

@@ -284,7 +284,7 @@ def _shrink_choice(name: str, value: Any) -> Any:
 
 
 def build_copy(cls: Any, config: Any) -> Any:
-    """Return a random float32 model of ``cls``, whose ``generate`` does not end early.
+    """Return a random float32 model of ``cls`` that generates without an end.
 
     Raises ``ValueError`` if it would be large.
     """
@@ -307,7 +307,7 @@ def build_copy(cls: Any, config: Any) -> Any:
 
 
 def build_speech_copy(cls: Any, config: Any) -> Any:
-    """Return a random model as ``build_copy`` does, with random codebooks, which are buffers."""
+    """Return a model of ``build_copy`` with random codebooks, which are buffers."""
     module = build_copy(cls, config)
     generator = torch.Generator().manual_seed(1)
     for buffer in module.buffers():

@@ -90,7 +90,7 @@ def try_type(model_type: str) -> Trial:
             verdict = admission.try_class(cls, shrink_config(config))
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return Trial(model_type, "", UNTRIED, f"{type(error).__name__}: {error}")
-    way = REFUSED if verdict.mode is None else WAYS[verdict.mode]
+    way = REFUSED if verdict.mode is None else WAYS[verdict.mode[:2]]
     way = UNTRIED if "copy" in verdict.reasons else way
     reasons = list(verdict.reasons.values())
     return Trial(model_type, cls.__name__, way, reasons[-1] if reasons else "")

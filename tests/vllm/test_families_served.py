@@ -32,7 +32,10 @@ VISION = [
     *(make_claim("qwen2_vl", "E>L", name) for name in VL_QUESTIONS),
     *(make_claim("qwen3_vl", "E>L", name) for name in QUESTIONS),
     *(make_claim("qwen3_vl", "EL", name, nightly=index > 0) for index, name in enumerate(QUESTIONS)),
+    *(make_claim("multimodal_lm", shape, "image") for shape in ("E>L", "EL")),
 ]
+#: The tiny models of further families.
+MODELS = {"multimodal_lm": "qwen3_vl"}
 
 
 def declare_vllm_model(family: str, checkpoint: Path, *shapes: str) -> dict[str, Any]:
@@ -57,7 +60,10 @@ def system(
     shapes: dict[str, list[str]] = {}
     for family, shape in sorted(select_values(request, "family", "shape")):
         shapes.setdefault(family, []).append(shape)
-    models = {family: declare_vllm_model(family, build(family), *shape_list) for family, shape_list in shapes.items()}
+    models = {
+        family: declare_vllm_model(family, build(MODELS.get(family, family)), *shape_list)
+        for family, shape_list in shapes.items()
+    }
     with start_system(tmp_path_factory.mktemp("families"), models, OMNIBUS_VLLM_KV_MIB="32") as system:
         yield system
 
@@ -87,8 +93,9 @@ async def test_with_pictures_they_are_those_of_the_whole_model(
     system: System, build: Callable[[str], Path], family: str, shape: str, name: str
 ) -> None:
     question: Question = QUESTIONS[name]
-    whole = qwen3_vl.generate_answer if family == "qwen3_vl" else oracle.vl_answer
-    ids, text = whole(build(family), question.plain, question.media, TOKENS)
+    name = MODELS.get(family, family)
+    whole = qwen3_vl.generate_answer if name == "qwen3_vl" else oracle.vl_answer
+    ids, text = whole(build(name), question.plain, question.media, TOKENS)
 
     answer = await send_question(system, question, shape if question.media else shape.removeprefix("E>"), model=family)
 

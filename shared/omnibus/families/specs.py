@@ -1,11 +1,12 @@
 """Built-in model families in the control plane: a table of plain data, without torch.
 
 A family called ``x`` is the row ``x`` of this table and the modules ``omnibus_models.families.x`` and
-``omnibus_models.tiny.x``. Its name is the ``model_type`` of its checkpoints, or the class of their diffusers pipeline
-in snake case without ``Pipeline``. ``causal_lm`` is any other language model of transformers, ``multimodal_lm`` any
-other one with encoders, ``sentence_encoder`` any text encoder, ``cross_encoder`` any reranker, ``speech_to_text`` any
-recognizer with an encoder and a decoder, and ``text_to_speech`` any text-to-speech model with a vocoder.
-``modular_image`` and ``modular_video`` are any other pipeline that diffusers has in blocks.
+``omnibus_models.tiny.x``. Those in ``omnibus_models.families.MULTIMODAL`` have only the latter. Its name is the
+``model_type`` of its checkpoints, or the class of their diffusers pipeline in snake case without ``Pipeline``.
+``causal_lm`` is any other language model of transformers, ``multimodal_lm`` any other one with encoders,
+``sentence_encoder`` any text encoder, ``cross_encoder`` any reranker, ``speech_to_text`` any recognizer with an encoder
+and a decoder, and ``text_to_speech`` any text-to-speech model with a vocoder. ``modular_image`` and ``modular_video``
+are any other pipeline that diffusers has in blocks.
 """
 
 from collections.abc import Mapping, Sequence

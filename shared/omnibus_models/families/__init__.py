@@ -19,7 +19,11 @@ torchvision_cpu.install_operators()
 #: Endings of the names of classes that generate text.
 _GENERATORS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
-NAMES = tuple(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+#: Names of families in declarations and plans that run as ``multimodal_lm``, whose encoder is called ``vision``.
+MULTIMODAL = ("internvl", "llava", "llava_next", "llava_onevision")
+
+_MODULES = tuple(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+NAMES = tuple(sorted({*_MODULES, *MULTIMODAL}))
 
 
 def load_family(name: str) -> ModelFamily:
@@ -28,6 +32,10 @@ def load_family(name: str) -> ModelFamily:
         raise errors.NotFound(f"{name}: {ABSENT[name]}")
     if name not in NAMES:
         raise errors.NotFound(f"unknown model family {name!r}; known: {', '.join(NAMES)}")
+    if name in MULTIMODAL:
+        from omnibus_models.families.multimodal_lm import MultimodalFamily
+
+        return MultimodalFamily(name, "vision")
     family: ModelFamily = importlib.import_module(f"{__name__}.{name}").FAMILY
     return family
 

@@ -6,6 +6,7 @@ It decides what an encoder gets for an item, and the tokens that replace the ite
 import copy
 import inspect
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -20,6 +21,7 @@ from omnibus import errors
 from omnibus_models import media
 from omnibus_models.contract import Encoded, Prepared
 from omnibus_models.frame_sampling import FrameSampling
+from omnibus_models.limits import MAX_ASPECT_RATIO
 
 #: The argument of a processor for each modality, and its parts that process it.
 _ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
@@ -30,8 +32,12 @@ _PARTS = {
 }
 #: Stands for a medium in the text of a trial.
 MEDIUM = "[MEDIUM]"
+#: Places of the frames that the processors of single types take.
+_FRAME_PLACES = {"InternVL": "middles", "LlavaOnevision": "starts"}
 #: Most numbers of a tensor that goes to the language model as well, such as the grid of an image.
 _MAX_NUMBERS = 256
+#: Length of a cropped line in short sides: far more than a resampling filter reads beyond the square.
+_CROPPED_SIDES = 16
 #: Times of frames are passed to a processor as numbers of frames at this rate, per second.
 _CLOCK_RATE = 1000
 
@@ -50,6 +56,7 @@ class ItemProcessor:
         #: Whether the processor adds the tokenizer's own marks to a prompt.
         self.adds_marks = bool(options["text_kwargs"].get("add_special_tokens", True))
         self.placeholders: dict[str, tuple[str, int]] = {}
+        self._pairs: dict[str, tuple[str, Any, int]] = {}
         for modality, parts in _PARTS.items():
             names = (f"{modality}_placeholder_token", f"{modality}_token")
             text = next((text for name in names if (text := getattr(self.processor, name, None))), None)
@@ -87,10 +94,31 @@ class ItemProcessor:
         """Decode one file to an RGB image, a ``Clip`` or samples. Raises as ``omnibus_models.media``."""
         match modality:
             case "image":
-                return media.decode_image(data, limits)
+                return self._crop_line(media.decode_image(data, limits))
             case "video":
-                return media.decode_video(data, limits, FrameSampling.of_processor(self.processor.video_processor))
+                return media.decode_video(data, limits, self._sampling)
         return media.decode_audio(data, limits, self.sampling_rate)
+
+    def _crop_line(self, image: Any) -> Any:
+        """Return ``image``, or the middle of a line if only that is used.
+
+        The library would enlarge all of the line.
+        """
+        if not getattr(self.processor.image_processor, "do_center_crop", False):
+            return image
+        short = min(image.size)
+        if max(image.size) <= MAX_ASPECT_RATIO * short:
+            return image
+        reach = [min(side, _CROPPED_SIDES * short) for side in image.size]
+        left, top = ((side - length) // 2 for side, length in zip(image.size, reach, strict=True))
+        return image.crop((left, top, left + reach[0], top + reach[1]))
+
+    @cached_property
+    def _sampling(self) -> FrameSampling:
+        processor = self.processor.video_processor
+        name = type(processor).__name__
+        place = next((place for known, place in _FRAME_PLACES.items() if name.startswith(known)), "ends")
+        return FrameSampling.of_processor(processor, place=place)
 
     @property
     def sampling_rate(self) -> int:
@@ -98,17 +126,25 @@ class ItemProcessor:
         part = next(part for name in _PARTS["audio"] if (part := getattr(self.processor, name, None)) is not None)
         return int(getattr(part, "sampling_rate", 16_000))
 
-    def process_item(self, item: Any, modality: str) -> Prepared:
+    def process_item(self, item: Any, modality: str, alone: bool = True) -> Prepared:
         """Return a decoded ``item`` as its encoder takes it.
 
-        The metadata has its ``expansion``: runs [token, count], and of other values of each token, by their name.
-        ``inputs`` are small tensors that the language model may need. Raises ``BadRequest`` for an item that the
-        processor does not take.
+        ``alone`` means that its prompt has no other item of its modality. The metadata has its ``expansion``: runs
+        [token, count], and of other values of each token, by their name. ``inputs`` are small tensors that the language
+        model may need. Raises ``BadRequest`` for an item that the processor does not take.
         """
         try:
             with self._lock:
                 text, before, after = self._frames[modality]
-            output = self.call_processor(text, {modality: [item]})
+            if alone:
+                output = self.call_processor(text, {modality: [item]})
+            else:
+                if modality not in self._pairs:
+                    self._pairs[modality] = self._make_pair(modality)
+                text, companion, length = self._pairs[modality]
+                after += length
+                output = self.call_processor(text, {modality: [item, companion]})
+                output = {name: _first_of_two(value) for name, value in output.items()}
         except (IndexError, RuntimeError, TypeError, ValueError, ZeroDivisionError) as error:
             raise errors.BadRequest(f"this model does not take this {modality}; send another one") from error
         ids = output.pop("input_ids")[0].tolist()
@@ -119,17 +155,18 @@ class ItemProcessor:
         features = {name: value for name, value in output.items() if isinstance(value, Tensor)}
         small = {name: form for name, value in features.items() if (form := _describe_tensor(value)) is not None}
         lists = {name: value for name, value in output.items() if isinstance(value, list) and _has_numbers(value)}
-        placeholders = sum(count for token, count in expansion["input_ids"] if token in self._row_tokens(modality))
+        [(_, rows)] = Counter(ids[inside]).most_common(1) or [(0, 1)]  # marks and text are fewer
         meta = {
             "modality": modality,
-            "n_tokens": max(1, placeholders),
+            "n_tokens": rows,
             "expansion": expansion,
             "inputs": {**small, **lists},
+            **({} if alone else {"alone": False}),
         }
         return Prepared(modality, features, meta)
 
     def call_processor(self, text: str, items: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-        """Return the processor's output for a ``text`` with placeholders and its decoded ``items``.
+        """Return the processor's output for ``text`` and its decoded ``items``.
 
         It has one row.
         """
@@ -143,11 +180,19 @@ class ItemProcessor:
                 }
                 options["video_metadata"] = [_describe_times(clip) for clip in values]
             elif values:
-                options[_ARGUMENTS[modality]] = list(values)
+                # A flat list would be one image for each of several texts.
+                is_nested = modality == "image" and len(values) > 1
+                options[_ARGUMENTS[modality]] = [list(values)] if is_nested else list(values)
             if modality == "audio":
                 options["sampling_rate"] = self.sampling_rate
         with self._lock:
-            output = dict(self.processor(text=[text], return_tensors="pt", **options))
+            try:
+                output = dict(self.processor(text=[text], return_tensors="pt", **options))
+            except ValueError:
+                if options.get("images") == items.get("image"):
+                    raise
+                options["images"] = list(items["image"])  # GOT-OCR2 takes nested images as pages of one
+                output = dict(self.processor(text=[text], return_tensors="pt", **options))
         output.pop("video_metadata", None)
         kinds = self.token_kinds(output["input_ids"])
         if kinds is not None:
@@ -200,6 +245,29 @@ class ItemProcessor:
             frames[modality] = text, ids.index(token), len(ids) - ids.index(token) - 1
         return frames
 
+    def _make_pair(self, modality: str) -> tuple[str, Any, int]:
+        """Return a prompt with two media of ``modality``, the second of them, and the number of its tokens."""
+        mark, token = self.placeholders[modality]
+        text, before, after = self._frames[modality]
+        text = text.replace(mark, f"{mark}{mark}", 1)
+        companion = next(sample_items(modality))
+        ids = self.call_processor(text, {modality: [companion, companion]})["input_ids"][0]
+        count = self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"].count(token)
+        return text, companion, (len(ids) - before - after) // count
+
+    @cached_property
+    def closer(self) -> frozenset[str]:
+        """Modalities whose processing depends on whether an item is alone."""
+        return frozenset(modality for modality in self.placeholders if self._is_closer(modality))
+
+    def _is_closer(self, modality: str) -> bool:
+        item = [*sample_items(modality)][-1]
+        try:
+            alone, beside = (self.process_item(item, modality, alone) for alone in (True, False))
+        except Exception:  # noqa: BLE001 whatever a library raises; some take one item
+            return False
+        return bool(alone.meta["expansion"] != beside.meta["expansion"])
+
     def expand_prompt(self, text: str, media: Sequence[Encoded]) -> tuple[list[int], list[int]]:
         """Return the tokens of ``text`` with its placeholders expanded.
 
@@ -218,14 +286,39 @@ class ItemProcessor:
                 tokens.append(token)
         return tokens, starts
 
-    def _row_tokens(self, modality: str) -> set[int]:
+    def find_row_token(self, modality: str, item: Encoded) -> int | None:
+        """Return the token of each row of an ``item`` of ``modality``.
+
+        It is None if there is not one for each row.
+        """
+        counts = count_tokens(item.meta["expansion"]["input_ids"])
+        tokens = (*self._own_tokens(modality), *counts)
+        return next((token for token in tokens if counts[token] == len(item.embeds)), None)
+
+    def _own_tokens(self, modality: str) -> list[int]:
         own = getattr(self.processor, f"{modality}_token_id", None)
-        return {token for token in (own, self.placeholders[modality][1]) if isinstance(token, int)}
+        return [token for token in (own, self.placeholders[modality][1]) if isinstance(token, int)]
+
+
+def count_tokens(runs: Sequence[Sequence[int]]) -> Counter[int]:
+    """Return how often each value occurs in ``runs`` [value, count]."""
+    counts = Counter[int]()
+    for value, count in runs:
+        counts[value] += count
+    return counts
 
 
 def expand_runs(runs: Sequence[Sequence[int]]) -> list[int]:
     """Return the values of ``runs`` [value, count]."""
     return [value for value, count in runs for _ in range(count)]
+
+
+def _first_of_two(value: Any) -> Any:
+    """Return the first half of a tensor with two items.
+
+    Other values, such as counts, belong to both items.
+    """
+    return value[:1] if isinstance(value, Tensor) and len(value) == 2 else value
 
 
 def _count_runs(values: Sequence[int]) -> list[list[int]]:
@@ -261,17 +354,17 @@ def _describe_times(clip: media.Clip) -> dict[str, Any]:
     }
 
 
-def sample_items(modality: str, seed: int = 0) -> Iterator[Any]:
-    """Yield two decoded items of noise, of different sizes, for trials."""
+def sample_items(modality: str, seed: int = 0, *, same_size: bool = False) -> Iterator[Any]:
+    """Yield two decoded items of noise, of different sizes unless ``same_size``, for trials."""
     noise = np.random.default_rng(seed)
-    for width, height, count in ((112, 84, 4), (84, 140, 8)):
+    for width, height, count in ((112, 84, 4), (112, 84, 4) if same_size else (84, 140, 8)):
         if modality == "audio":
             yield (0.1 * noise.standard_normal(4000 * count)).astype(np.float32)
             continue
-        frames = noise.integers(0, 255, (4, height, width, 3), dtype=np.uint8)
+        frames = noise.integers(0, 255, (count // 2 + 2, height, width, 3), dtype=np.uint8)
         if modality == "image":
             from PIL import Image
 
             yield Image.fromarray(frames[0])
         else:
-            yield media.Clip(frames, 2.0, (0.0, 0.5, 1.0, 1.5), True)
+            yield media.Clip(frames, 2.0, tuple(number / 2 for number in range(len(frames))), True)

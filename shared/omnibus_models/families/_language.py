@@ -1,6 +1,7 @@
 """Base of the language models of all families with media in prompts."""
 
 import json
+import operator
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -316,6 +317,26 @@ class LanguageThinker(LanguageDecoder, ABC):
         # One position must be left for the answer.
         if length >= self.context:
             raise errors.ContextTooLong(f"the prompt has {length} tokens; this model takes {self.context - 1}")
+
+
+class SequentialThinker(LanguageThinker):
+    """A language model whose positions are 0 .. T-1, with or without media."""
+
+    def _count_positions(self, ids: Tensor, media: Sequence[Encoded]) -> tuple[Tensor, int]:
+        return torch.arange(ids.shape[1])[None, None], 0
+
+    def _row_count(self, meta: Mapping[str, Any]) -> int:
+        rows = operator.index(meta["n_tokens"])
+        if rows < 1:
+            raise ValueError("an item without rows")
+        return rows
+
+    def _convert_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        # Templates of these families read only parts, and would silently drop a plain string.
+        converted_message = super()._convert_message(message)
+        if isinstance(converted_message["content"], str) and converted_message["role"] != "tool":
+            converted_message["content"] = [{"type": "text", "text": converted_message["content"]}]
+        return converted_message
 
 
 def control_tokens(tokenizer: Any, placeholders: Iterable[int]) -> tuple[str, ...]:

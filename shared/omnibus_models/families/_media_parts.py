@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from omnibus import errors
+from omnibus_models.attention import PromptArguments
 from omnibus_models.contract import PrefillInputs
 from omnibus_models.families._item_processor import MEDIUM, ItemProcessor, sample_items
 from omnibus_models.families._own_encoder import OwnEncoder, find_inverted
@@ -23,17 +24,29 @@ from omnibus_models.miniature import SmallTokens, build_copy, shrink_parts
 
 R = TypeVar("R")
 
+#: Arguments of decoders that follow from rows with columns for single layers.
+_ROW_ARGUMENTS = {"visual_pos_masks", "deepstack_visual_embeds"}
+
+#: Largest difference of rows, as a part of the largest value.
+_ROUNDING = 1e-5
+
 
 class Parts(NamedTuple):
-    """``encoders`` are the modules that only encoders use, ``language`` those that only the language model uses.
+    """Modules by the components that use them.
 
-    ``faults`` say why further modalities cannot be encoded. ``attention`` is an implementation that all parts have.
-    A model that is ``whole`` does not come apart. ``inverted`` are masks that encoders get inverted.
+    ``encoders`` are those of encoders alone, ``language`` those of the language model alone. ``layers`` are those that
+    the preparation of prompts does not use. ``portable`` are the modalities that layers of other engines take: a row
+    for each placeholder, and causal attention. Items of ``batched`` modalities can be encoded in one pass. ``faults``
+    say why further modalities cannot be encoded. ``attention`` is an implementation that all parts have. A model that
+    is ``whole`` does not come apart. ``inverted`` are masks that encoders get inverted.
     """
 
     modalities: Sequence[str]
     encoders: Sequence[str]
     language: Sequence[str]
+    layers: Sequence[str]
+    portable: Sequence[str]
+    batched: Sequence[str]
     faults: Mapping[str, str]
     attention: str
     whole: bool = False
@@ -85,13 +98,11 @@ def used_parameters(module: nn.Module, function: Callable[[], R]) -> tuple[set[s
 
 
 def unused_modules(module: nn.Module, used: set[str], inside: Sequence[nn.Module], path: str = "") -> Iterator[str]:
-    """Yield the paths of modules and parameters of ``module`` none of which is ``used``.
+    """Yield the paths of modules of ``module`` without ``used`` parameters.
 
-    Modules are not cut up, except for those that contain a module of ``inside``.
+    Modules are not cut up, except for those that contain a module of ``inside``. Single parameters stay, because the
+    library's initialisation of weights reads them.
     """
-    for name, parameter in module._parameters.items():
-        if parameter is not None and path + name not in used:
-            yield path + name
     for name, child in module.named_children():
         names = {each for each, _ in child.named_parameters(prefix=path + name, remove_duplicate=False)}
         if names and not names & used:
@@ -120,10 +131,11 @@ def split_copy(module: Any, processor: ItemProcessor) -> Parts:
         return _keep_whole(module, processor, "it has no encoder whose rows a processor places in a prompt")
     decoder = OwnDecoder(module, find_backbone(module), OwnHead(module, by_ids=True), ())
     prompts = OwnPrompts(decoder, processor)
-    encoder_used, thinker_used = set[str](), set[str]()
+    encoder_used, prompts_used, layers_used = set[str](), set[str](), set[str]()
     faults: dict[str, str] = {}
     inverted = [name for modality in encoder.modalities for name in _find_inverted(module, processor, modality)]
     encoder = OwnEncoder(module, processor, inverted=inverted)
+    portable: list[str] = []
     for modality in sorted(encoder.modalities):
         try:
             item = processor.process_item(next(sample_items(modality)), modality)
@@ -131,20 +143,28 @@ def split_copy(module: Any, processor: ItemProcessor) -> Parts:
             tokens, starts = processor.expand_prompt(processor.write_prompt(MEDIUM, modality), [encoded])
             no_media = torch.zeros(len(tokens), dtype=torch.bool)
             assemble = partial(prompts.assemble_prefill, tokens, starts, [encoded], no_media)
-            used_there, _ = used_parameters(module, partial(_answer_prompt, decoder, assemble))
+            used_before, prefill = used_parameters(module, assemble)
+            used_after, _ = used_parameters(module, partial(_answer_prompt, decoder, prefill))
         except Exception as error:  # noqa: BLE001 whatever a library raises
             cause = error.__cause__ or error
             faults[modality] = f"{type(cause).__name__}: {cause}"
             continue
         encoder_used |= used_here
-        thinker_used |= used_there
+        prompts_used |= used_before
+        layers_used |= used_after
+        extras = {*prefill.attention.options} if isinstance(prefill.attention, PromptArguments) else set()
+        if processor.find_row_token(modality, encoded) is not None and extras <= _ROW_ARGUMENTS:
+            portable.append(modality)
     if len(faults) == len(encoder.modalities):
         return _keep_whole(module, processor, str(faults))
     containers = [decoder.backbone]
     return Parts(
         sorted(encoder.modalities - faults.keys()),
-        [*unused_modules(module, thinker_used, containers)],
+        [*unused_modules(module, prompts_used | layers_used, containers)],
         [*unused_modules(module, encoder_used, containers)],
+        [*unused_modules(module, prompts_used, [*decoder.backbone.children()])],
+        portable,
+        [modality for modality in sorted(encoder.modalities - faults.keys()) if _is_batched(encoder, modality)],
         faults,
         module.config._attn_implementation,
         inverted=inverted,
@@ -154,30 +174,62 @@ def split_copy(module: Any, processor: ItemProcessor) -> Parts:
 def _find_inverted(module: Any, processor: ItemProcessor, modality: str) -> list[str]:
     """See ``find_inverted``; for a prompt with one item of ``modality``."""
     try:
-        inputs = processor.call_processor(
-            processor.write_prompt(MEDIUM, modality), {modality: [next(sample_items(modality))]}
-        )
+        return find_inverted(module, modality, _prompt_inputs(module, processor, modality))
     except Exception:  # noqa: BLE001 whatever a library raises: the modality is refused later
         return []
+
+
+def _prompt_inputs(module: Any, processor: ItemProcessor, modality: str) -> dict[str, Any]:
+    """Return the arguments of ``module`` for a prompt with one item of ``modality``."""
+    text, item = processor.write_prompt(MEDIUM, modality), next(sample_items(modality))
+    inputs = processor.call_processor(text, {modality: [item]})
     inputs["input_ids"] = processor.model_tokens(inputs["input_ids"])
     names = inspect.signature(module.forward).parameters
-    return find_inverted(module, modality, {name: value for name, value in inputs.items() if name in names})
+    return {name: value for name, value in inputs.items() if name in names}
 
 
 def _keep_whole(module: Any, processor: ItemProcessor, reason: str) -> Parts:
     """Return the parts of a model that stays whole for a ``reason``.
 
-    Raises ``Fatal`` if it is not for chats.
+    Raises ``Fatal`` if it is not for chats, or does not run.
     """
     if module.config.is_encoder_decoder or not processor.placeholders:
         cause = "it has an encoder and a decoder" if processor.placeholders else "its processor has no placeholder"
         raise errors.Fatal(f"{type(module).__name__} does not come apart ({reason}), and is not for chats: {cause}")
-    return Parts(sorted(processor.placeholders), (), (), {"": reason}, module.config._attn_implementation, True)
+    faults = {each: _find_whole_fault(module, processor, each) for each in sorted(processor.placeholders)}
+    if all(faults.values()):
+        raise errors.Fatal(f"{type(module).__name__} does not come apart ({reason}), nor does it run whole: {faults}")
+    attention = module.config._attn_implementation
+    return Parts([each for each in faults if not faults[each]], (), (), (), (), (), {"": reason}, attention, whole=True)
 
 
-def _answer_prompt(decoder: OwnDecoder, assemble: Callable[[], PrefillInputs]) -> Tensor:
+def _find_whole_fault(module: Any, processor: ItemProcessor, modality: str) -> str:
+    """Return why a whole model does not answer a prompt with one item of ``modality``, or ""."""
+    try:
+        module.generate(**_prompt_inputs(module, processor, modality), max_new_tokens=1)
+    except Exception as error:  # noqa: BLE001 whatever a library raises
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _is_batched(encoder: OwnEncoder, modality: str) -> bool:
+    """Return whether one pass encodes several items of ``modality`` correctly."""
+    batching = OwnEncoder(encoder.module, encoder.processor, batched=[modality], inverted=encoder.inverted)
+    items = [encoder.processor.process_item(item, modality) for item in sample_items(modality)]
+    alone = encoder.encode(items)
+    try:
+        together = batching.encode(items)
+    except Exception:  # noqa: BLE001 whatever a library raises
+        return False
+    return all(
+        one.meta == other.meta
+        and torch.allclose(one.embeds, other.embeds, rtol=0, atol=_ROUNDING * float(one.embeds.abs().max()))
+        for one, other in zip(alone, together, strict=True)
+    )
+
+
+def _answer_prompt(decoder: OwnDecoder, prefill: PrefillInputs) -> Tensor:
     """Return the logits [1, V] of the token after a prompt."""
-    prefill = assemble()
     length = len(prefill.inputs)
     mask = None if prefill.attention is None else prefill.attention.mask(0, length)
     return decoder.logits(

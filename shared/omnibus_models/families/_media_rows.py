@@ -6,6 +6,7 @@ to its first layers. Of one media item they become a matrix [n, W], with the row
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -62,6 +63,32 @@ def pack_output(output: Any, marks_padding: bool = False) -> MediaRows:
         form[main] |= {"mask": mask, "padding": marks_padding}
     rows = torch.cat(columns, dim=-1)
     return MediaRows(torch.cat([rows, *(_widen(each, rows.shape[1]) for each in below)]), form)
+
+
+def split_output(output: Any, sizes: Sequence[Sequence[int]]) -> list[Any]:
+    """Return the output for each item of a batch.
+
+    ``sizes`` are possible numbers of parts of the items, one of which has the sum of each field's parts. Raises
+    ``ValueError`` if none has.
+    """
+    fields = output if isinstance(output, Mapping) else {_BARE: output}
+    items: list[dict[str, Any]] = [{} for _ in sizes[0]]
+    for name, value in fields.items():
+        if name in _UNREAD or not _has_rows(value):
+            continue
+        by_layer = name not in (_MAIN, _BARE) and not isinstance(value, Tensor)
+        layers = [_split_parts(layer, sizes) for layer in (value if by_layer else [value])]
+        for item, *parts in zip(items, *layers, strict=True):
+            item[name] = parts if by_layer else parts[0]
+    return [item.get(_BARE, item) for item in items]
+
+
+def _split_parts(value: Any, sizes: Sequence[Sequence[int]]) -> list[Any]:
+    counts = next((counts for counts in sizes if sum(counts) == len(value)), None)
+    if counts is None:
+        raise ValueError(f"{len(value)} rows or lists of rows are not those of {len(sizes[0])} items")
+    ends = [*accumulate(counts)]
+    return [value[end - count : end] for end, count in zip(ends, counts, strict=True)]
 
 
 def join_items(items: Sequence[MediaRows]) -> Any:

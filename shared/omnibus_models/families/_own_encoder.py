@@ -1,11 +1,12 @@
 """Encoders of a model of transformers, by its own ``get_*_features``."""
 
 import inspect
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from omnibus import errors
 from omnibus_models import media
@@ -17,42 +18,64 @@ MODALITIES = ("image", "video", "audio")
 
 
 class OwnEncoder(LoadedComponent):
-    """The encoders of a model, see ``contract.MediaEncoder``. ``module`` has their modules."""
+    """The encoders of a model, see ``contract.MediaEncoder``. ``module`` has their modules.
+
+
+    Items of the modalities ``batched`` are encoded in one pass. ``inverted`` are masks that the encoders get inverted.
+    """
 
     def __init__(
         self,
         module: Any,
         processor: ItemProcessor,
         limits: media.MediaDecodeLimits = media.DEFAULT,
+        batched: Sequence[str] = (),
         inverted: Collection[str] = (),
     ) -> None:
         super().__init__(module)
-        self._inverted = inverted
+        self.inverted = inverted
         self._encoders = find_encoders(module)
         self.modalities = frozenset(self._encoders) & frozenset(processor.placeholders)
         self.processor = processor
         self._limits = limits
+        self._batched = batched
+        self.closer = processor.closer  # type: ignore[misc]
 
     def prepare(self, data: memoryview, modality: str, alone: bool = True) -> Prepared:
         """Decode and preprocess one file, see ``contract.MediaEncoder``."""
         if modality not in self.modalities:
             raise errors.BadRequest(f"this encoder takes {' and '.join(sorted(self.modalities))}, not {modality}")
-        return self.processor.process_item(self.processor.decode_file(data, modality, self._limits), modality)
+        item = self.processor.decode_file(data, modality, self._limits)
+        return self.processor.process_item(item, modality, alone or modality not in self.closer)
 
     @torch.no_grad()
     def encode(self, batch: Sequence[Prepared]) -> list[Encoded]:
-        """Encode items one by one: processors of different models batch differently, and pad."""
-        return [self._encode_item(item) for item in batch]
+        """Encode items, those that fit together in one pass."""
+        groups: dict[Any, list[int]] = defaultdict(list)
+        for place, item in enumerate(batch):
+            shapes = (item.modality, item.meta.get("alone"), *sorted(item.features))
+            groups[shapes if item.modality in self._batched else place].append(place)
+        encoded: dict[int, Encoded] = {}
+        for places in groups.values():
+            encoded.update(zip(places, self._encode_group([batch[place] for place in places]), strict=True))
+        return [encoded[place] for place in range(len(batch))]
 
-    def _encode_item(self, item: Prepared) -> Encoded:
-        encode = self._encoders[item.modality]
-        features = {
-            name: ~self._place(value) if name in self._inverted else self._place(value)
-            for name, value in item.features.items()
-        }
+    def _encode_group(self, items: Sequence[Prepared]) -> list[Encoded]:
+        encode = self._encoders[items[0].modality]
+        features = {name: self._join_features(name, items) for name in items[0].features}
         output = encode(**_match_arguments(encode, features), return_dict=True)
-        packed = _media_rows.pack_output(output, marks_padding=not features.keys().isdisjoint(self._inverted))
-        return Encoded(packed.rows, {**item.meta, "n_tokens": len(packed.rows), "form": packed.form})
+        sizes = [[len(item.features[name]) for item in items] for name in features]
+        outputs = [output] if len(items) == 1 else _media_rows.split_output(output, sizes)
+        marks_padding = not features.keys().isdisjoint(self.inverted)
+        packed = [_media_rows.pack_output(each, marks_padding=marks_padding) for each in outputs]
+        return [
+            Encoded(each.rows, {**item.meta, "n_tokens": len(each.rows), "form": each.form})
+            for item, each in zip(items, packed, strict=True)
+        ]
+
+    def _join_features(self, name: str, items: Sequence[Prepared]) -> Tensor:
+        values = self._place(join_padded([item.features[name] for item in items]))
+        return ~values if name in self.inverted else values
 
     def _place(self, value: Tensor) -> Tensor:
         module: Any = self.module
@@ -115,7 +138,28 @@ def find_encoders(module: Any) -> dict[str, Any]:
         named = [(len(_named_arguments(method)), -place, method) for place, method in enumerate(methods) if method]
         if named:
             encoders[modality] = max(named)[2]
+    if reads_frames(module) and "image" in encoders:
+        encoders["video"] = encoders["image"]
     return encoders
+
+
+def reads_frames(module: Any) -> bool:
+    """Return whether the model encodes frames of videos as images (InternVL)."""
+    return not any(hasattr(owner, "get_video_features") for owner in list_owners(module))
+
+
+def join_padded(tensors: Sequence[Tensor]) -> Tensor:
+    """Return ``tensors`` joined along their first axis. The other axes are padded to the same sizes."""
+    sizes = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+    return torch.cat([nn.functional.pad(tensor, _paddings(tensor, sizes)) for tensor in tensors])
+
+
+def _paddings(tensor: Tensor, sizes: Sequence[int]) -> list[int]:
+    """Return the argument of ``pad`` that gives ``tensor`` these ``sizes``.
+
+    They are those of all axes but the first.
+    """
+    return [count for axis in range(len(sizes), 0, -1) for count in (0, sizes[axis - 1] - tensor.shape[axis])]
 
 
 def _named_arguments(method: Any) -> list[str]:

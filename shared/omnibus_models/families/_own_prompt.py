@@ -18,7 +18,7 @@ from omnibus_models.contract import Encoded, PrefillInputs
 from omnibus_models.families import _media_rows
 from omnibus_models.families._item_processor import ItemProcessor, expand_runs
 from omnibus_models.families._media_rows import MediaRows
-from omnibus_models.families._own_encoder import MODALITIES, list_owners
+from omnibus_models.families._own_encoder import MODALITIES, join_padded, list_owners, reads_frames
 from omnibus_models.families.causal_lm import OwnDecoder, find_backbone, replace_part
 
 #: Arguments of a decoder that are not properties of a prompt.
@@ -60,11 +60,12 @@ class PromptRecorder:
         self.decoder = find_backbone(module)
         self._recorder = _ArgumentRecorder(self.decoder)
         self._model = replace_part(module, self.decoder, self._recorder)
-        self._names = inspect.signature(module.forward).parameters
+        #: The arguments of the model.
+        self.names = inspect.signature(module.forward).parameters
         #: Whether ``forward`` takes rows itself. BLIP-2 takes them and requires pixels as well.
-        self._takes_rows = "mm_encoder_outputs" in self._names and not any(
+        self._takes_rows = "mm_encoder_outputs" in self.names and not any(
             name.startswith("pixel_values") and parameter.default is parameter.empty
-            for name, parameter in self._names.items()
+            for name, parameter in self.names.items()
         )
 
     @torch.no_grad()
@@ -81,9 +82,9 @@ class PromptRecorder:
         if taken:
             call["mm_encoder_outputs"] = taken
         if others := {name: rows for name, rows in media.items() if name not in taken}:
-            model, stand_ins = _with_rows(self._model, others, self._names)
+            model, stand_ins = _with_rows(self._model, others, self.names)
             call |= stand_ins
-        call = {name: value for name, value in call.items() if name in self._names}
+        call = {name: value for name, value in call.items() if name in self.names}
         _forget_positions(model)
         try:
             model(**call)
@@ -141,6 +142,8 @@ class OwnPrompts:
         self._decoder = decoder
         self._processor = processor
         self._record = PromptRecorder(decoder.module)
+        self._reads_frames = reads_frames(decoder.module)
+        self._modalities = [each for each in MODALITIES if each != "video" or not self._reads_frames]
         self.device = decoder.device
 
     @torch.no_grad()
@@ -150,11 +153,12 @@ class OwnPrompts:
         """Return the inputs for expanded ``tokens`` [T] with ``media``, whose expansions begin at ``starts``."""
         ids = torch.tensor([tokens], device=self.device)
         by_token = self._values_by_token(tokens, starts, media)
-        kinds = self._processor.token_kinds(ids)  # of the whole prompt: marks around a medium may decide
-        if kinds is not None:
-            by_token["mm_token_type_ids"] = kinds.to(self.device)
+        if "mm_token_type_ids" in self._record.names:
+            kinds = self._processor.token_kinds(ids)  # of the whole prompt: marks around a medium may decide
+            by_token |= {} if kinds is None else {"mm_token_type_ids": kinds.to(self.device)}
         ids = self._processor.model_tokens(ids)
-        taken = self._record(ids, by_token, *self._join_media(media))
+        by_place = [item for _, item in sorted(zip(starts, media, strict=True), key=lambda each: each[0])]
+        taken = self._record(ids, by_token, *self._join_media(by_place))
         inputs = taken.pop("inputs_embeds", None)
         ids = taken.pop("input_ids", ids)
         inputs = self._decoder.embed(ids) if inputs is None else self._decoder.add_layer_rows(inputs, taken)
@@ -186,8 +190,9 @@ class OwnPrompts:
         """
         outputs: dict[str, Any] = {}
         inputs: dict[str, Any] = {}
-        for modality in MODALITIES:
-            items = [item for item in media if item.meta["modality"] == modality]
+        for modality in self._modalities:
+            kinds = {modality, "video"} if modality == "image" and self._reads_frames else {modality}
+            items = [item for item in media if item.meta["modality"] in kinds]
             if items:
                 rows = [
                     MediaRows(item.embeds.to(self.device, self._decoder.dtype), item.meta["form"]) for item in items
@@ -212,9 +217,7 @@ class OwnPrompts:
             return [part for value in values for part in value]
         if len({*rows}) > 1 and all(tensor.shape == (1, count) for tensor, count in zip(tensors, rows, strict=True)):
             return torch.cat(tensors, dim=1).to(self.device)
-        sizes = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
-        padded = [nn.functional.pad(tensor, _paddings(tensor, sizes)) for tensor in tensors]
-        return torch.cat(padded).to(self.device)
+        return join_padded(tensors).to(self.device)
 
 
 def _read_tensor(value: Any) -> Tensor:
@@ -225,14 +228,6 @@ def _read_tensor(value: Any) -> Tensor:
         return torch.tensor(expand_runs(value["runs"])).reshape(value["shape"])
     tensor = torch.tensor(value)
     return tensor if tensor.dim() else tensor[None]
-
-
-def _paddings(tensor: Tensor, sizes: Sequence[int]) -> list[int]:
-    """Return the argument of ``pad`` that gives ``tensor`` these ``sizes``.
-
-    They are those of all axes but the first.
-    """
-    return [count for axis in range(len(sizes), 0, -1) for count in (0, sizes[axis - 1] - tensor.shape[axis])]
 
 
 def _prompt_positions(positions: Tensor | None, length: int) -> Tensor:

@@ -6,10 +6,10 @@ from typing import Any
 
 from omnibus_models import loading
 from omnibus_models.contract import no_component
-from omnibus_models.families import _llava_style
+from omnibus_models.families import _language
 
 
-class TextThinker(_llava_style.SequentialThinker):
+class TextThinker(_language.SequentialThinker):
     """A language model without media."""
 
     def __init__(self, module: Any, checkpoint: Path) -> None:

@@ -39,6 +39,8 @@ class OwnDecoder(LanguageDecoder):
     """A decoder with its own masks, caches and head. ``module`` is a language model of transformers."""
 
     windows = True
+    #: Whether layers take the engine's masks. If not, the model computes those of its layers itself.
+    takes_masks = False
 
     def __init__(self, module: Any, backbone: Any, head: Any, eos: Iterable[int]) -> None:
         super().__init__(module, backbone, head, eos)
@@ -75,7 +77,7 @@ class OwnDecoder(LanguageDecoder):
     @torch.no_grad()
     def forward(self, inputs: Tensor, positions: Tensor, cache: Any, mask: Any) -> Tensor:
         """See ``contract.Decoder``. The model computes the ``mask`` of each of its layers itself, unless it is
-        ``PromptArguments``."""
+        ``PromptArguments`` or the model ``takes_masks``."""
         options: dict[str, Any] = {}
         if isinstance(mask, PromptArguments):
             if inputs.shape[1] > mask.length:  # an earlier attempt's tokens follow the prompt
@@ -84,6 +86,8 @@ class OwnDecoder(LanguageDecoder):
                 hidden = self.forward(prompt, before, cache, mask)
                 return torch.cat([hidden, self.forward(answer, after, cache, None)], dim=1)
             options |= mask.options
+        elif self.takes_masks and mask is not None:
+            options["attention_mask"] = mask
         return self._run_layers(inputs, positions, cache, options)
 
     def _run_layers(self, inputs: Tensor, positions: Tensor, cache: Any, options: dict[str, Any]) -> Tensor:
@@ -109,8 +113,8 @@ class CausalLanguageModel(TextThinker, OwnDecoder):
     def _find_backbone(self, module: Any) -> Any:
         return find_backbone(module)
 
-    def _find_head(self, module: Any) -> "OwnHead":
-        return OwnHead(module)
+    def _find_head(self, module: Any) -> Any:
+        return find_head(module)
 
 
 def find_backbone(module: Any) -> Any:
@@ -119,6 +123,16 @@ def find_backbone(module: Any) -> Any:
     found = next((part for part in parts if part is not module and hasattr(part, "config")), module)
     has_head = found is not module and getattr(found, "lm_head", None) is not None
     return find_backbone(found) if has_head else found  # models may contain a language model with its head
+
+
+def find_head(module: Any, by_ids: bool = False) -> Any:
+    """Return ``OwnHead``, or the output layer if it gives the same logits."""
+    own, layer = OwnHead(module, by_ids), module.get_output_embeddings()
+    if not isinstance(layer, nn.Linear) or layer.weight.is_meta:
+        return own
+    rows = torch.randn(2, layer.in_features, generator=torch.Generator().manual_seed(0)).to(layer.weight)
+    with torch.no_grad():
+        return layer if torch.equal(own(rows), layer(rows)) else own
 
 
 class OwnHead:

@@ -15,8 +15,10 @@ from torch import Tensor
 from omnibus import errors
 from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepared, no_component
-from omnibus_models.families import _language, _latent_preview, _llava_style
+from omnibus_models.families import _language, _latent_preview
 from omnibus_models.families._image_tokens import TokenDenoiser, TokenDenoising
+from omnibus_models.families._item_processor import ItemProcessor
+from omnibus_models.families._own_encoder import OwnEncoder
 
 #: The library's guidance if the checkpoint has none.
 GUIDANCE = 5.0
@@ -28,7 +30,7 @@ _DRAWING = ("model.generation_embeddings", "model.generation_aligner", "model.ge
 _DRAWN = ("model.vqmodel",)
 
 
-class JanusThinker(_llava_style.SequentialThinker):
+class JanusThinker(_language.SequentialThinker):
     """The language model for chats. Marks surround the rows of an image."""
 
     def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str]) -> None:
@@ -239,7 +241,7 @@ class Janus:
         match component:
             case "vision":
                 module = _load_module(checkpoint, [*_LANGUAGE, *_DRAWING, *_DRAWN], device, dtype)
-                return _llava_style.TowerVisionEncoder(module.model, checkpoint, ("image",), limits)
+                return OwnEncoder(module.model, ItemProcessor.load(checkpoint), limits, batched=("image",))
             case "thinker":
                 return JanusThinker(
                     _load_module(checkpoint, [*_VISION, *_DRAWING, *_DRAWN], device, dtype), checkpoint, ("image",)

@@ -5,24 +5,26 @@ prepares prompts. Each component loads only the modules that it uses, which a sm
 only after that copy has given equal logits apart and whole, see ``omnibus_llm.engine.media_admission``.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from omnibus import errors
 from omnibus_models import loading, media
-from omnibus_models.contract import Encoded, PrefillInputs, TokenizedPrompt, no_component
-from omnibus_models.families import _llava_style, _media_parts, _media_rows
-from omnibus_models.families._item_processor import ItemProcessor, expand_runs
+from omnibus_models.contract import Encoded, PrefillInputs, PromptLayout, TokenizedPrompt, no_component
+from omnibus_models.families import _language, _media_parts, _media_rows
+from omnibus_models.families._item_processor import ItemProcessor, count_tokens, expand_runs
 from omnibus_models.families._own_encoder import OwnEncoder
 from omnibus_models.families._own_prompt import OwnPrompts
 from omnibus_models.families._whole_model import MediaPreparer, WholeDecoder, WholePrompts
-from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
+from omnibus_models.families.causal_lm import OwnDecoder, find_backbone, find_head
 
 
-class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
+class OwnThinker(_language.SequentialThinker, OwnDecoder):
     """The language model, see ``contract.Thinker``. ``module`` is the whole model without its encoders."""
 
     #: Modalities of which a prompt may have one item.
@@ -39,7 +41,7 @@ class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
         return find_backbone(module)
 
     def _find_head(self, module: Any) -> Any:
-        return OwnHead(module, by_ids=True)
+        return find_head(module, by_ids=True)
 
     def _placeholder_id(self, modality: str) -> int:
         return self.processor.placeholders[modality][1]
@@ -56,6 +58,9 @@ class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
     def _check_item(self, item: Encoded) -> None:
         try:
             shape = (self._row_count(item.meta), _media_rows.form_width(item.meta["form"]))
+            runs = item.meta["expansion"]["input_ids"]
+            self._check_context(count_tokens(runs).total())  # before any of it is made
+            expand_runs(runs)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             raise errors.BadRequest("the meta data of a media item cannot be used", param="items") from None
         if tuple(item.embeds.shape) != shape:
@@ -64,17 +69,40 @@ class OwnThinker(_llava_style.SequentialThinker, OwnDecoder):
                 param="items",
             )
 
+    def layout(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PromptLayout:
+        """See ``contract.Reader``. The model itself computes the positions."""
+        layout = self._expand_layout(prompt, media)
+        prefill = self._assemble_layout(layout, media)
+        return dataclasses.replace(layout, positions=prefill.positions.cpu(), delta=prefill.delta)
+
+    def _expand_layout(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PromptLayout:
+        layout = super().layout(prompt, media)
+        return dataclasses.replace(layout, media=self._find_rows(layout, media)) if media else layout
+
+    def _find_rows(self, layout: PromptLayout, media: Sequence[Encoded]) -> Tensor:
+        """Return which tokens of ``layout`` are rows of ``media``, [T] bool."""
+        places = torch.zeros(len(layout.ids), dtype=torch.bool)
+        for start, item in zip(layout.starts, media, strict=True):
+            ids = expand_runs(item.meta["expansion"]["input_ids"])
+            token = self.processor.find_row_token(item.meta["modality"], item)
+            places[start : start + len(ids)] = torch.tensor([each == token for each in ids])
+        return places
+
     def assemble_prefill(self, prompt: TokenizedPrompt, media: Sequence[Encoded]) -> PrefillInputs:
         """Let the model itself place the rows of ``media``, see ``contract.Reader``."""
         for kind in self.alone:
             if prompt.modalities.count(kind) > 1:
                 raise errors.BadRequest(f"this model takes one {kind} in a prompt, not several", param="messages")
+        return self._assemble_layout(self._expand_layout(prompt, media), media)
+
+    def _assemble_layout(self, layout: PromptLayout, media: Sequence[Encoded]) -> PrefillInputs:
         try:
-            layout = self.layout(prompt, media)
             return self._prompts.assemble_prefill(layout.ids, layout.starts, media, layout.media)
         except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise errors.BadRequest(f"this model does not take these media in one prompt: {reason}") from error
+            raise errors.BadRequest(
+                f"this model does not take these media in one prompt: {reason}", param="items"
+            ) from error
 
 
 class WholeThinker(WholeDecoder, OwnThinker):
@@ -87,10 +115,11 @@ class WholeThinker(WholeDecoder, OwnThinker):
 
 
 class MultimodalFamily:
-    """See ``contract.ModelFamily``."""
+    """See ``contract.ModelFamily``. ``encoder`` is the name of the component with all encoders."""
 
-    name = "multimodal_lm"
-    components = ("encoder", "thinker")
+    def __init__(self, name: str = "multimodal_lm", encoder: str = "encoder") -> None:
+        self.name = name
+        self.components: tuple[str, ...] = (encoder, "thinker")
 
     def load(
         self,
@@ -100,32 +129,44 @@ class MultimodalFamily:
         dtype: str = "float32",
         limits: media.MediaDecodeLimits = media.DEFAULT,
     ) -> Any:
-        """Load ``encoder`` or ``thinker`` alone. ``limits`` apply to the media of ``encoder``.
+        """Load the encoder or ``thinker`` alone. ``limits`` apply to the media of the encoder.
 
         Raises ``Fatal`` for a class that does not come apart.
         """
         if component not in self.components:
             raise no_component(self.name, self.components, component)
         checkpoint = Path(checkpoint)
-        cls, _ = _media_parts.find_class(checkpoint)
-        processor = ItemProcessor.load(checkpoint)
         parts = _media_parts.load_parts(checkpoint)
-        kernels = {"attn_implementation": parts.attention}
-        if parts.whole and component == "encoder":
+        processor = ItemProcessor.load(checkpoint)
+        if component == "thinker":
+            module = _load_module(checkpoint, parts.encoders, device, dtype)
+            thinker = WholeThinker if parts.whole else OwnThinker
+            return thinker(module, checkpoint, processor, parts.modalities)
+        if parts.whole:
             return MediaPreparer(processor, limits)
-        drop = parts.language if component == "encoder" else parts.encoders
-        module = loading.load_model(cls, checkpoint, drop=drop, device=device, dtype=dtype, **kernels)
-        if component == "encoder":
-            return OwnEncoder(module, processor, limits, parts.inverted)
-        thinker = WholeThinker if parts.whole else OwnThinker
-        return thinker(module, checkpoint, processor, parts.modalities)
+        module = _load_module(checkpoint, parts.language, device, dtype)
+        return OwnEncoder(module, processor, limits, parts.batched, parts.inverted)
 
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Any:
-        """See ``contract.ModelFamily``. Always raises ``Fatal``: other engines prepare prompts in their own way."""
-        raise errors.Fatal(
-            "prompts of this model are prepared by its own class of transformers; "
-            "declare omnibus_engines:transformers for it"
-        )
+        """See ``contract.ModelFamily``. It takes the modalities that other engines can place.
+
+        Raises ``Fatal`` if there is none.
+        """
+        checkpoint = Path(checkpoint)
+        parts = _media_parts.load_parts(checkpoint)
+        if not parts.portable:
+            raise errors.Fatal(
+                "only this model's own class of transformers can prepare its prompts with media; "
+                "declare omnibus_engines:transformers for it"
+            )
+        module = _load_module(checkpoint, parts.layers, "cpu", dtype)
+        return OwnThinker(module, checkpoint, ItemProcessor.load(checkpoint), parts.portable)
+
+
+def _load_module(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
+    cls, _ = _media_parts.find_class(checkpoint)
+    kernels = {"attn_implementation": _media_parts.load_parts(checkpoint).attention}
+    return loading.load_model(cls, checkpoint, drop=drop, device=device, dtype=dtype, **kernels)
 
 
 FAMILY = MultimodalFamily()

@@ -54,7 +54,10 @@ class CallCatcher:
 
 
 class FrameStreamer:
-    """Sends each frame of codes when the next one is there, since the last may be a mark of the end."""
+    """Sends each frame of codes one frame later.
+
+    The last one may be a mark of the end.
+    """
 
     def __init__(self, send: Callable[[VocoderCall], None]) -> None:
         self._send = send

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, ContextTooLong, Rejected
 from omnibus_models.contract import Encoded
 from tests.unit.models import files
 from tests.unit.models.control_tokens import is_text
@@ -33,9 +33,8 @@ def test_each_frame_has_its_number_and_its_rows(model: VisionTextModel) -> None:
 
     prompt_text = thinker._tokenizer.decode(layout.ids)
     row = "<IMG_CONTEXT>" * (len(item.embeds) // 4)
-    assert item.meta["frames"] == 4
     assert "look: " + "\n".join(f"Frame{number}: <img>{row}</img>" for number in (1, 2, 3, 4)) + "\nwhat" in prompt_text
-    assert layout.starts == [layout.media.nonzero()[0, 0]]
+    assert thinker._tokenizer.decode(layout.ids[layout.starts[0] :]).startswith("Frame1: <img><IMG_CONTEXT>")
     assert torch.equal(prefill.inputs[prefill.media], item.embeds)
     assert torch.equal(prefill.media, layout.media)
 
@@ -53,22 +52,19 @@ def test_rows_of_items_beside_a_video_are_not_mixed_with_its_own(model: VisionTe
     assert torch.equal(prefill.inputs[prefill.media], torch.cat([each.embeds for each in (first, film, second)]))
 
 
-@pytest.mark.parametrize("frames", [None, 0, -4, 3, 2.0, "4", 10**9])
-def test_frames_that_cannot_be_are_refused(model: VisionTextModel, frames: Any) -> None:
-    with pytest.raises(BadRequest) as caught:
-        model.thinker.layout(model.thinker.prompt(FILM), [encode_video(model, frames=frames)])
+@pytest.mark.parametrize(
+    ("count", "error"), [*((count, BadRequest) for count in (None, 0, -4, 3, 2.0, "4")), (10**9, ContextTooLong)]
+)
+def test_rows_that_cannot_be_are_refused(model: VisionTextModel, count: Any, error: type[Rejected]) -> None:
+    item = encode_video(model)
+    runs = [[token, count if repeats == 4 else repeats] for token, repeats in item.meta["expansion"]["input_ids"]]
+    changed = Encoded(item.embeds, {**item.meta, "expansion": {**item.meta["expansion"], "input_ids": runs}})
 
-    assert caught.value.param == "items"
+    assert runs != item.meta["expansion"]["input_ids"]
+    with pytest.raises(error) as caught:
+        model.thinker.layout(model.thinker.prompt(FILM), [changed])
 
-
-@pytest.mark.numeric
-def test_a_picture_has_no_frames_whatever_it_says(model: VisionTextModel) -> None:
-    [item] = model.items([make_user_message(IMAGE)], {"image": [files.make_picture(1)]})
-    prompt = model.thinker.prompt([make_user_message(IMAGE)])
-
-    changed_layout = model.thinker.layout(prompt, [Encoded(item.embeds, {**item.meta, "frames": 0})])
-
-    assert changed_layout.ids == model.thinker.layout(prompt, [item]).ids
+    assert caught.value.param == ("items" if error is BadRequest else "")
 
 
 @pytest.mark.parametrize("token", ["<img>", "</img>", "<IMG_CONTEXT>", "<video>"])

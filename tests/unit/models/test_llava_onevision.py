@@ -40,8 +40,8 @@ def test_a_picture_with_others_is_one_tile_and_one_alone_more(model: VisionTextM
     alone, beside = (model.vision.prepare(picture, "image", each) for each in (True, False))
 
     assert model.vision.closer == {"image"}
-    assert (len(beside.features["tiles"]), beside.meta["n_tokens"]) == (1, 17)
-    assert len(alone.features["tiles"]) > 2
+    assert (beside.features["pixel_values"].shape[:2], beside.meta["n_tokens"]) == ((1, 1), 17)
+    assert alone.features["pixel_values"].shape[1] > 2
     assert alone.meta["n_tokens"] > 50
 
 

@@ -1,5 +1,6 @@
 """Models with encoders, without code for their class: apart they compute what the library computes whole."""
 
+import inspect
 import json
 import shutil
 from importlib.util import find_spec
@@ -20,8 +21,9 @@ from omnibus_models.contract import Encoded
 from omnibus_models.families import load_family
 from omnibus_models.families._item_processor import ItemProcessor, sample_items
 from omnibus_models.families._media_parts import find_class, unused_modules
-from omnibus_models.families._media_rows import join_items, pack_output
+from omnibus_models.families._media_rows import join_items, pack_output, split_output
 from omnibus_planner.declared.model import find_encoders
+from tests.close import assert_close
 from tests.e2e.questions import make_image, make_question, make_video
 
 
@@ -79,7 +81,7 @@ def test_a_batch_equals_its_single_items(encoder: Any):
     batch = encoder.encode(items)
 
     for item, encoded in zip(items, batch, strict=True):
-        assert torch.equal(encoder.encode([item])[0].embeds, encoded.embeds)
+        assert_close(encoder.encode([item])[0].embeds, encoded.embeds)
         assert encoded.meta["n_tokens"] == len(encoded.embeds)
 
 
@@ -140,16 +142,27 @@ def test_a_class_that_computes_other_logits_apart_is_refused(
 ):
     monkeypatch.setenv("OMNIBUS_CACHE", str(tmp_path))
     cls, config = find_class(checkpoint)
-    forward = cls.forward
+    forward, generate = cls.forward, cls.generate
+    generating = []
 
     def halve_rows(self: Any, *args: Any, mm_encoder_outputs: Any = None, **options: Any) -> Any:
-        changed = mm_encoder_outputs and {
-            name: type(rows)(**{**rows, "pooler_output": [part * 0.5 for part in rows["pooler_output"]]})
-            for name, rows in mm_encoder_outputs.items()
-        }
-        return forward(self, *args, mm_encoder_outputs=changed, **options)
+        if mm_encoder_outputs and not generating:
+            mm_encoder_outputs = {
+                name: type(rows)(**{**rows, "pooler_output": [part * 0.5 for part in rows["pooler_output"]]})
+                for name, rows in mm_encoder_outputs.items()
+            }
+        return forward(self, *args, mm_encoder_outputs=mm_encoder_outputs, **options)
 
+    def generate_whole(self: Any, **options: Any) -> Any:
+        generating.append(True)
+        try:
+            return generate(self, **options)
+        finally:
+            generating.pop()
+
+    halve_rows.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
     monkeypatch.setattr(cls, "forward", halve_rows)
+    monkeypatch.setattr(cls, "generate", generate_whole)
     verdicts = media_admission.try_parts(cls, config, ItemProcessor.load(checkpoint))
 
     assert [verdict.mode for verdict in verdicts.values()] == [None, None]
@@ -190,6 +203,39 @@ def test_rows_of_several_items_are_joined_as_an_encoder_would_return_them():
     )
     assert torch.equal(joined.marks, mark)
     assert joined.hidden_states is None
+
+
+def test_the_output_of_a_batch_is_split_by_the_parts_of_its_items():
+    rows, layers = [torch.randn(3, 4), torch.randn(2, 4)], [torch.randn(5, 4)]
+    output = {"pooler_output": rows, "deepstack": [layers[0][:2]], "last_hidden_state": torch.randn(1, 5, 4)}
+
+    first, second = split_output(output, [[3, 2], [1, 1]])
+
+    assert [torch.equal(first["pooler_output"][0], rows[0]), torch.equal(second["pooler_output"][0], rows[1])] == [
+        True
+    ] * 2
+    assert torch.equal(second["deepstack"][0], layers[0][1:2])
+    with pytest.raises(ValueError, match="not those of 2 items"):
+        split_output({"pooler_output": torch.randn(4, 4)}, [[3, 2], [1, 1]])
+
+
+def test_a_reader_has_no_layers_and_the_same_positions(checkpoint: Path, encoder: Any, thinker: Any):
+    question = make_question(make_image(1, 90, 60), "and", make_video(1, 1), "describe")
+    media = encoder.encode(prepare_media(encoder, *(part for part in question.parts if part[0] != "text")))
+    reader = load_family("multimodal_lm").reader(checkpoint)
+
+    layout = reader.layout(reader.prompt(question.plain), media)
+
+    prefill = thinker.assemble_prefill(thinker.prompt(question.plain), media)
+    assert {name for name, _ in reader.module.named_parameters()} == {"model.language_model.embed_tokens.weight"}
+    assert torch.equal(layout.positions, prefill.positions)
+    assert (layout.delta, torch.equal(layout.media, prefill.media)) == (prefill.delta, True)
+    assert int(layout.media.sum()) == sum(len(item.embeds) for item in media)
+
+
+def test_prompts_with_masks_of_their_own_are_not_for_other_engines(tmp_path: Path):
+    with pytest.raises(Fatal, match="own class of transformers can prepare its prompts"):
+        load_family("multimodal_lm").reader(tiny.build("gemma3", tmp_path / "gemma"))
 
 
 def test_padding_of_an_item_is_not_sent():

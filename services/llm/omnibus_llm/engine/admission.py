@@ -34,10 +34,14 @@ _FORMAT = 3  # of stored verdicts
 
 
 class Mode(NamedTuple):
-    """The way in which an engine runs a model: several sequences in a pass, and prompts in shares."""
+    """The way in which an engine runs a model: several sequences in a pass, and prompts in shares.
+
+    With ``masks``, layers take the engine's masks, which saves computing them in each step.
+    """
 
     batches: bool
     shares: bool
+    masks: bool = False
 
 
 #: From the fastest mode to the one that is closest to ``generate``.
@@ -66,7 +70,7 @@ def admit_decoder(decoder: OwnDecoder) -> None:
             f"{name} of transformers {transformers.__version__} does not give its own logits in this engine "
             f"({'; '.join(verdict.reasons.values())}); declare omnibus_engines:vllm if vLLM has the class"
         )
-    decoder.batches, decoder.splits_prompts = verdict.mode
+    decoder.batches, decoder.splits_prompts, decoder.takes_masks = verdict.mode
     if verdict.reasons:
         _log.info("%s runs in mode %s: %s", name, verdict.mode, verdict.reasons)
 
@@ -132,7 +136,8 @@ def find_mode(trial: EngineTrial, modes: Sequence[Mode] = MODES) -> TrialVerdict
     for mode in modes:
         fault = _find_fault(trial, mode)
         if not fault:
-            return TrialVerdict(mode, reasons)
+            masked = mode._replace(masks=True)
+            return TrialVerdict(mode if _find_fault(trial, masked) else masked, reasons)
         reasons[_describe_mode(mode)] = fault
     return TrialVerdict(None, reasons)
 
@@ -174,7 +179,7 @@ def _find_fault(trial: EngineTrial, mode: Mode) -> str:
     expected = trial.expected
     try:
         decoder = trial.make_decoder()
-        decoder.batches, decoder.splits_prompts = mode
+        decoder.batches, decoder.splits_prompts, decoder.takes_masks = mode
         given = engine_logits(decoder, trial.make_prefills(decoder))
         changed = engine_logits(decoder, trial.make_control(decoder))[0]
     except Exception as error:  # noqa: BLE001 whatever a library raises

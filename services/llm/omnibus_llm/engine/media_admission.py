@@ -20,7 +20,7 @@ from torch import Tensor
 
 from omnibus.errors import Fatal
 from omnibus_llm.engine.admission import ANSWER, MODES, Mode, TrialVerdict, describe_class, find_mode
-from omnibus_models.contract import Encoded, PrefillInputs
+from omnibus_models.contract import Encoded, PrefillInputs, Prepared
 from omnibus_models.families._item_processor import MEDIUM, ItemProcessor, sample_items
 from omnibus_models.families._media_parts import Parts, find_class, split_copy
 from omnibus_models.families._own_encoder import OwnEncoder
@@ -52,7 +52,7 @@ def admit_thinker(thinker: OwnThinker) -> None:
             f"{cls.__name__} of transformers {transformers.__version__} cannot be served in parts: "
             f"{reasons or 'it has no encoder'}"
         )
-    thinker.batches, thinker.splits_prompts = (all(values) for values in zip(*modes, strict=True))
+    thinker.batches, thinker.splits_prompts, thinker.takes_masks = (all(values) for values in zip(*modes, strict=True))
     thinker.alone = frozenset(name for name, verdict in verdicts.items() if verdict.alone)
     if reasons:
         _log.info("%s runs in mode %s: %s", cls.__name__, modes, reasons)
@@ -71,7 +71,14 @@ class MediaTrial:
     """See ``admission.EngineTrial``: prompts with media of one ``modality`` for ``module``, the whole model."""
 
     def __init__(
-        self, module: Any, processor: ItemProcessor, parts: Parts, modality: str, prompts: Sequence[str]
+        self,
+        module: Any,
+        processor: ItemProcessor,
+        parts: Parts,
+        modality: str,
+        prompts: Sequence[str],
+        *,
+        same_size: bool = False,
     ) -> None:
         self._processor = processor
         self._modality = modality
@@ -79,7 +86,8 @@ class MediaTrial:
         half = partial(OwnEncoder, _remove_parts(module, parts.language), inverted=parts.inverted)
         self._encoder = (MediaPreparer if parts.whole else half)(processor)
         self._language = _remove_parts(module, parts.encoders)
-        items = list(sample_items(modality))
+        self._sample = partial(sample_items, modality, same_size=same_size)
+        items = list(self._sample())
         self._prompts = [
             (self._processor.write_prompt(text, self._modality), items[: text.count(MEDIUM)][::-1]) for text in prompts
         ]
@@ -87,7 +95,12 @@ class MediaTrial:
         self.expected = [_with_seed(self._generate, module, text, chosen) for text, chosen in self._prompts]
 
     def _encode(self, items: Sequence[Any]) -> list[Encoded]:
-        return _with_seed(self._encoder.encode, [self._processor.process_item(item, self._modality) for item in items])
+        prepared = [self._process_item(item, alone=len(items) == 1) for item in items]
+        return _with_seed(self._encoder.encode, prepared)
+
+    def _process_item(self, item: Any, *, alone: bool) -> Prepared:
+        alone = alone or self._modality not in self._processor.closer
+        return self._processor.process_item(item, self._modality, alone)
 
     def make_decoder(self) -> OwnDecoder:
         if self._whole:
@@ -99,7 +112,7 @@ class MediaTrial:
 
     def make_control(self, decoder: OwnDecoder) -> list[PrefillInputs]:
         """Return the prompts with other rows of the same shapes."""
-        others = [*sample_items(self._modality, seed=1)]
+        others = [*self._sample(seed=1)]
         return self._assemble(decoder, [self._encode(others[: len(items)][::-1]) for _, items in self._prompts])
 
     def _assemble(self, decoder: OwnDecoder, media: Sequence[Sequence[Encoded]]) -> list[PrefillInputs]:
@@ -158,7 +171,7 @@ def try_parts(cls: Any, config: Any, processor: ItemProcessor) -> dict[str, Tria
     return dict(zip(parts.modalities, verdicts, strict=True)) | faults
 
 
-def _try_modality(trial: Callable[[Sequence[str]], MediaTrial], modes: Sequence[Mode]) -> TrialVerdict:
+def _try_modality(trial: Callable[..., MediaTrial], modes: Sequence[Mode]) -> TrialVerdict:
     verdict = _try_prompts(trial, modes, _PROMPTS)
     if verdict.mode is not None:
         return verdict
@@ -166,13 +179,18 @@ def _try_modality(trial: Callable[[Sequence[str]], MediaTrial], modes: Sequence[
     return single if single.mode is None else TrialVerdict(single.mode, {**verdict.reasons, **single.reasons}, True)
 
 
-def _try_prompts(
-    trial: Callable[[Sequence[str]], MediaTrial], modes: Sequence[Mode], prompts: Sequence[str]
-) -> TrialVerdict:
+def _try_prompts(trial: Callable[..., MediaTrial], modes: Sequence[Mode], prompts: Sequence[str]) -> TrialVerdict:
     try:
-        return find_mode(trial(prompts), modes)
+        return find_mode(_make_trial(trial, prompts), modes)
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return _refused(error)
+
+
+def _make_trial(trial: Callable[..., MediaTrial], prompts: Sequence[str]) -> MediaTrial:
+    try:
+        return trial(prompts)
+    except Exception:  # noqa: BLE001 whatever a library raises: some processors take items of one size in a prompt
+        return trial(prompts, same_size=True)
 
 
 def _refused(error: Exception) -> TrialVerdict:

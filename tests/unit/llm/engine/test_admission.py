@@ -49,7 +49,7 @@ def test_a_copy_is_small_and_its_windows_are_shorter_than_the_prompts():
 @pytest.mark.parametrize("mode", MODES)
 def test_each_mode_gives_the_librarys_logits_beyond_a_window(mode: Mode):
     decoder = make_decoder(Gemma2ForCausalLM, Gemma2Config())
-    decoder.batches, decoder.splits_prompts = mode
+    decoder.batches, decoder.splits_prompts, decoder.takes_masks = mode
     prompts = [make_prompt(3 * WINDOW, 1), make_prompt(2 * WINDOW - 1, 2), make_prompt(2, 3)]
 
     given = admission.engine_logits(decoder, [admission.make_prefill(decoder, each) for each in prompts])
@@ -104,7 +104,9 @@ def test_a_verdict_is_kept_for_the_next_start(cache: Path, monkeypatch: pytest.M
     first = admission.find_verdict(LlamaForCausalLM, LlamaConfig())
     monkeypatch.setattr(admission, "try_class", lambda *_: pytest.fail("it was tried before"))
 
-    assert first == admission.find_verdict(LlamaForCausalLM, LlamaConfig()) == TrialVerdict(MODES[0])
+    assert (
+        first == admission.find_verdict(LlamaForCausalLM, LlamaConfig()) == TrialVerdict(MODES[0]._replace(masks=True))
+    )
     assert len([*cache.iterdir()]) == 1
 
 
@@ -120,8 +122,8 @@ def test_a_damaged_verdict_is_found_again(cache: Path):
     [path] = cache.iterdir()
     path.write_text("{")
 
-    assert admission.find_verdict(LlamaForCausalLM, LlamaConfig()) == TrialVerdict(MODES[0])
-    assert json.loads(path.read_text())["mode"] == [True, True]
+    assert admission.find_verdict(LlamaForCausalLM, LlamaConfig()) == TrialVerdict(MODES[0]._replace(masks=True))
+    assert json.loads(path.read_text())["mode"] == [True, True, True]
 
 
 def test_a_model_without_a_small_copy_runs_as_its_generate_does():

@@ -70,7 +70,7 @@ class VllmEngineProcess:
         with self._translate_errors():
             async with self._adapters.use(generation.adapter, generation.adapter_source) as adapter:
                 stream = self._llm.generate(
-                    *_engine_request(generation, self._keeps_rows), priority=generation.priority, lora_request=adapter
+                    *self._build_request(generation), priority=generation.priority, lora_request=adapter
                 )
                 async with aclosing(stream) as outputs:
                     async for output in outputs:
@@ -87,9 +87,16 @@ class VllmEngineProcess:
 
         with self._translate_errors():
             async with self._adapters.use(generation.adapter, generation.adapter_source) as adapter:
-                prompt, params, id = _engine_request(generation, self._keeps_rows)
+                prompt, params, id = self._build_request(generation)
                 options = {"priority": generation.priority, "lora_request": adapter}
                 await deliver_outputs(self._llm, consume_output, id, prompt, params, **options)
+
+    def _build_request(self, generation: Generation) -> tuple[Any, Any, str]:
+        from omnibus_llm.vllm.v032.inputs import require_inputs
+
+        if generation.media:
+            require_inputs(generation, self._llm.model_config)
+        return _engine_request(generation, self._keeps_rows)
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

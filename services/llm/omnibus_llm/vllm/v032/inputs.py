@@ -4,6 +4,7 @@ They have no pixels and no samples.
 """
 
 from collections import defaultdict
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -17,10 +18,13 @@ from vllm.multimodal.inputs import (
     PlaceholderRange,
 )
 
+from omnibus.errors import StageFailed
 from omnibus_llm.vllm.protocol import Generation, Positions
+from omnibus_llm.vllm.v032.qwen3_vl import DEEP
 
 #: Names under which the first media item of a prompt carries the positions of all of it.
 POSITIONS, DELTA = "omnibus_positions", "omnibus_delta"
+_REMEDY = "declare omnibus_engines:transformers for it"
 
 
 def engine_input(generation: Generation) -> EngineInput:
@@ -48,3 +52,18 @@ def _kwargs_item(positions: Positions | None) -> MultiModalKwargsItem:
     field = MultiModalBatchedField(keep_on_cpu=True)
     elements = {POSITIONS: positions.prompt, DELTA: torch.tensor(positions.delta)}
     return MultiModalKwargsItem({name: MultiModalFieldElem(value, field) for name, value in elements.items()})
+
+
+def require_inputs(generation: Generation, config: Any) -> None:
+    """Raise ``StageFailed`` for positions or rows that vLLM's class for this model, of ``config``, would not take.
+
+    It would ignore the positions, or die.
+    """
+    positions = generation.positions
+    if positions is not None and not config.uses_mrope:
+        in_line = torch.arange(positions.prompt.shape[1])
+        if positions.delta or not (positions.prompt == in_line).all():
+            raise StageFailed(f"vLLM counts the positions of this model as in text; {_REMEDY}")
+    widths = {medium.shape[1] for medium in generation.media}
+    if widths - {config.get_inputs_embeds_size()} and DEEP.isdisjoint(config.architectures):
+        raise StageFailed(f"vLLM does not take rows of this model for single layers; {_REMEDY}")

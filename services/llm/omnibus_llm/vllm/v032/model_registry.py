@@ -11,21 +11,16 @@ def register_models(architectures: Iterable[str]) -> None:
     """
     from vllm import ModelRegistry
 
+    from omnibus_llm.vllm.v032.qwen3_vl import DEEP, make_towerless_class
+
     for name in architectures:
         model_class = ModelRegistry.models.get(name)
         if model_class is not None:
-            ModelRegistry.register_model(name, _towerless_class(name) or model_class.load_model_cls())
+            cls = model_class.load_model_cls()
+            ModelRegistry.register_model(name, make_towerless_class(cls) if name in DEEP else cls)
 
 
 def find_architectures(config: Any) -> list[str]:
     """Return the architectures of the models of a ``VllmConfig``: the served one, and its draft model."""
     draft = None if config.speculative_config is None else config.speculative_config.draft_model_config
     return [*config.model_config.architectures, *([] if draft is None else draft.architectures)]
-
-
-def _towerless_class(name: str) -> Any:
-    if name == "Qwen3VLForConditionalGeneration":
-        from omnibus_llm.vllm.v032.qwen3_vl import Qwen3VLWithoutTower
-
-        return Qwen3VLWithoutTower
-    return None
