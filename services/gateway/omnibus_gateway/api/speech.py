@@ -114,7 +114,7 @@ class SpeechRoute(PostRoute):
                 if item.array is None:
                     continue
                 if sounding is None:
-                    own_speed = item.data.get("speed", 1.0)
+                    own_speed = item.data.get("speed", 1.0)  # samples of some models already have it
                     sounding = AudioFileStream(speech_request.format, (speech_request.speed or 1.0) / own_speed)
                 got.add_pcm(to_pcm16(item.array))
                 if data := await sounding.push(item.array, got.rate):

@@ -30,8 +30,6 @@ class Audio(Part):
 
     #: Samples per second.
     rate: int = 24000
-    #: Factor of speed that the samples already have.
-    speed: float = 1.0
     #: float32 [n] in [-1, 1], or [n, channels].
     array: np.ndarray | None = None
 
