@@ -23,6 +23,9 @@ from omnibus_models.families._own_prompt import OwnPrompts
 from omnibus_models.families._whole_model import MediaPreparer, WholeDecoder, WholePrompts
 from omnibus_models.families.causal_lm import OwnDecoder, find_backbone, find_head
 
+#: Types whose tokens differ in vLLM 0.32 for prompts with images.
+_OTHER_TOKENS = frozenset({"cohere2_vision"})
+
 
 class OwnThinker(_language.SequentialThinker, OwnDecoder):
     """The language model, see ``contract.Thinker``. ``module`` is the whole model without its encoders."""
@@ -150,9 +153,15 @@ class MultimodalFamily:
     def reader(self, checkpoint: Path, dtype: str = "float32") -> Any:
         """See ``contract.ModelFamily``. It takes the modalities that other engines can place.
 
-        Raises ``Fatal`` if there is none.
+        Raises ``Fatal`` if there is none, or if their answers are known to differ.
         """
         checkpoint = Path(checkpoint)
+        _, config = _media_parts.find_class(checkpoint)
+        if config.model_type in _OTHER_TOKENS:
+            raise errors.Fatal(
+                f"vLLM gives other tokens than transformers for {config.model_type}; "
+                "declare omnibus_engines:transformers for it"
+            )
         parts = _media_parts.load_parts(checkpoint)
         if not parts.portable:
             raise errors.Fatal(

@@ -238,6 +238,13 @@ def test_prompts_with_masks_of_their_own_are_not_for_other_engines(tmp_path: Pat
         load_family("multimodal_lm").reader(tiny.build("gemma3", tmp_path / "gemma"))
 
 
+def test_types_whose_tokens_differ_in_vllm_are_refused_for_it(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "cohere2_vision"}))
+
+    with pytest.raises(Fatal, match="other tokens than transformers for cohere2_vision"):
+        load_family("multimodal_lm").reader(tmp_path)
+
+
 def test_padding_of_an_item_is_not_sent():
     rows, mask = torch.randn(1, 4, 2), torch.tensor([[True, True, True, False]])
 
