@@ -118,14 +118,14 @@ def test_a_question_of_a_chat_has_the_earlier_ones_before_it(printed: list[str],
 
 
 def test_an_architecture_that_only_the_examination_knows_is_refused_before_servers_start(here: Path):
-    (here / "vits").mkdir(exist_ok=True)
-    (here / "vits" / "config.json").write_text('{"model_type": "vits"}')
-    save_file({"shared.weight": np.ones(8, np.float32)}, here / "vits" / "model.safetensors")
+    (here / "sam").mkdir(exist_ok=True)
+    (here / "sam" / "config.json").write_text('{"model_type": "sam"}')
+    save_file({"shared.weight": np.ones(8, np.float32)}, here / "sam" / "model.safetensors")
 
-    code, _, errors = run_omnibus(here, "serve", "vits", "--port", "0")
+    code, _, errors = run_omnibus(here, "serve", "sam", "--port", "0")
 
     assert code == 78
-    assert "unknown model family 'vits'" in errors
+    assert "unknown model family 'sam'" in errors
     assert "fork-server" in errors
     assert "nats " not in errors
 
