@@ -3,7 +3,6 @@
 ``python -m tests.auto_families.recognizers [--write]`` tries a small copy of each class and prints a row for it.
 """
 
-import sys
 from collections.abc import Mapping
 
 import torch
@@ -50,15 +49,5 @@ def _class_names() -> Mapping[str, str]:
     return MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 
 
-def main() -> None:
-    ways: dict[str, str] = {}
-    for model_type in list_types():
-        trial = trials.try_apart(model_type, try_type)
-        ways[model_type] = trial.way
-        print(f"{model_type:28} {trial.cls:36} {trial.way:28} {trial.reason[:100]!r}", flush=True)
-    if "--write" in sys.argv:
-        trials.write_outcomes(ways, KIND)
-
-
 if __name__ == "__main__":
-    main()
+    trials.sweep_types(list_types(), try_type, KIND)

@@ -3,8 +3,6 @@
 ``python -m tests.auto_families.speakers [--write]`` tries a small copy of each class and prints a row for it.
 """
 
-import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -49,17 +47,5 @@ def try_type(model_type: str) -> Trial:
     return Trial(model_type, row.cls, REFUSED if fault else way, fault)
 
 
-def main() -> None:
-    ways: dict[str, str] = {}
-    for model_type in list_types():
-        trial = trials.try_apart(model_type, try_type)
-        ways[model_type] = trial.way
-        print(f"{model_type:36} {trial.cls:36} {trial.way:28} {trial.reason[:100]!r}", flush=True)
-    if "--write" in sys.argv:
-        path = trials.outcomes_path(kind=KIND)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"{json.dumps(ways, indent=1, sort_keys=True)}\n")
-
-
 if __name__ == "__main__":
-    main()
+    trials.sweep_types(list_types(), try_type, KIND)

@@ -5,7 +5,8 @@ import os
 import re
 import resource
 import signal
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,6 +152,17 @@ def write_outcomes(ways: Mapping[str, str], kind: str = KIND) -> None:
     path = outcomes_path(kind)
     known = {**(json.loads(path.read_text()) if path.exists() else {}), **ways}
     path.write_text(f"{json.dumps(known, indent=1, sort_keys=True)}\n")
+
+
+def sweep_types(types: Iterable[str], try_type: Callable[[str], Trial], kind: str) -> None:
+    """Print the outcome of each of ``types``; with ``--write``, store them."""
+    ways: dict[str, str] = {}
+    for model_type in types:
+        trial = try_apart(model_type, try_type)
+        ways[model_type] = trial.way
+        print(f"{model_type:36} {trial.cls:36} {trial.way:28} {trial.reason[:100]!r}", flush=True)
+    if "--write" in sys.argv:
+        write_outcomes(ways, kind)
 
 
 def skip_missing_library(trial: Trial) -> None:

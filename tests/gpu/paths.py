@@ -88,21 +88,21 @@ async def measure_images(bench: Bench) -> AsyncIterator[Row]:
     tokens, many, side = (8, 2, 56) if bench.tiny else (16, 8, 448)
     body = {"model": bench.model, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     peer = TextPeer(bench.checkpoint, "AutoModelForImageTextToText", bench.device)
-    pictures = [_make_picture(seed, side) for seed in range(2 * many + 2)]
-    prompt = peer.ask("what is in this picture?")
+    images = [_make_image(seed, side) for seed in range(2 * many + 2)]
+    prompt = peer.ask("what is in this image?")
 
-    async def chat(picture: Image.Image, path: str) -> loads.StreamedAnswer:
-        messages = loads.ask_about(picture, "what is in this picture?")
+    async def chat(image: Image.Image, path: str) -> loads.StreamedAnswer:
+        messages = loads.ask_about(image, "what is in this image?")
         return await loads.stream_answer(bench.http, "/v1/chat/completions", {**body, "messages": messages}, path)
 
-    peer_alone, _ = peer.generate([prompt], tokens, pictures[:1])
-    peer_together, ids = peer.generate([prompt] * many, tokens, pictures[:many])
+    peer_alone, _ = peer.generate([prompt], tokens, images[:1])
+    peer_together, ids = peer.generate([prompt] * many, tokens, images[:many])
     texts = {}
     for place, path in enumerate(("EL", "E>L")):
-        own = pictures[place * many : (place + 1) * many] if place else pictures[:many]
-        await loads.time_together([partial(chat, picture, path) for picture in pictures[-2:]])
-        alone = await chat(_make_picture(100 + place, side), path)
-        together, answers = await loads.time_together([partial(chat, picture, path) for picture in own])
+        own = images[place * many : (place + 1) * many] if place else images[:many]
+        await loads.time_together([partial(chat, image, path) for image in images[-2:]])
+        alone = await chat(_make_image(100 + place, side), path)
+        together, answers = await loads.time_together([partial(chat, image, path) for image in own])
         texts[path] = [each.text for each in answers]
         yield Row(bench.model, f"first token of an image, {path}, seconds", alone.first)
         yield bench.seconds(f"an image and {tokens} tokens, {path}, seconds", alone.whole, peer_alone)
@@ -110,7 +110,7 @@ async def measure_images(bench: Bench) -> AsyncIterator[Row]:
     yield bench.equal("share of the texts that is equal, from the beginning", _share_equal(peer, ids, texts["EL"]))
 
 
-def _make_picture(seed: int, side: int) -> Image.Image:
+def _make_image(seed: int, side: int) -> Image.Image:
     return Image.open(io.BytesIO(files.make_picture(seed, side, side))).convert("RGB")
 
 

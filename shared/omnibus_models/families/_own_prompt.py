@@ -6,7 +6,7 @@ the prompt: embeddings, positions, masks by kind of layer, and rows that single 
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -142,6 +142,7 @@ class OwnPrompts:
         self._decoder = decoder
         self._processor = processor
         self._record = PromptRecorder(decoder.module)
+        self._names: Collection[str] = self._record.names
         self._reads_frames = reads_frames(decoder.module)
         self._modalities = [each for each in MODALITIES if each != "video" or not self._reads_frames]
         self.device = decoder.device
@@ -152,10 +153,7 @@ class OwnPrompts:
     ) -> PrefillInputs:
         """Return the inputs for expanded ``tokens`` [T] with ``media``, whose expansions begin at ``starts``."""
         ids = torch.tensor([tokens], device=self.device)
-        by_token = self._values_by_token(tokens, starts, media)
-        if "mm_token_type_ids" in self._record.names:
-            kinds = self._processor.token_kinds(ids)  # of the whole prompt: marks around a medium may decide
-            by_token |= {} if kinds is None else {"mm_token_type_ids": kinds.to(self.device)}
+        by_token = self._values_by_token(tokens, starts, media) | self._find_kinds(ids)
         ids = self._processor.model_tokens(ids)
         by_place = [item for _, item in sorted(zip(starts, media, strict=True), key=lambda each: each[0])]
         taken = self._record(ids, by_token, *self._join_media(by_place))
@@ -182,6 +180,13 @@ class OwnPrompts:
                     own = torch.tensor(expand_runs(runs), device=self.device)
                     row[0, start : start + len(own)] = own
         return values
+
+    def _find_kinds(self, ids: Tensor) -> dict[str, Tensor]:
+        """Return the argument for the kinds of the tokens ``ids``, if the model takes it."""
+        if "mm_token_type_ids" not in self._names:
+            return {}
+        kinds = self._processor.token_kinds(ids)  # of the whole prompt: marks around a medium may decide
+        return {} if kinds is None else {"mm_token_type_ids": kinds.to(self.device)}
 
     def _join_media(self, media: Sequence[Encoded]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the joined outputs of encoders by modality.

@@ -82,10 +82,7 @@ class WholePrompts(OwnPrompts):
     ) -> PrefillInputs:
         """See ``OwnPrompts``."""
         ids = torch.tensor([tokens], device=self.device)
-        by_token = self._values_by_token(tokens, starts, media)
-        kinds = self._processor.token_kinds(ids)
-        if kinds is not None:
-            by_token["mm_token_type_ids"] = kinds.to(self.device)
+        by_token = self._values_by_token(tokens, starts, media) | self._find_kinds(ids)
         options = {
             name: value for name, value in (by_token | self._join_features(media)).items() if name in self._names
         }
