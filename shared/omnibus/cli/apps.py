@@ -14,7 +14,7 @@ from omnibus.cli.format.tables import field_lines, table_lines
 from omnibus.cli.gateway import Gateway
 from omnibus.cli.output import print_json, print_names
 
-APPS = "/v1/apps"
+APPS, TASKS = "/v1/apps", "/v1/tasks"
 
 
 async def run_app_command(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omnibus.cli import app_target
 from omnibus.cli.app_check import describe_app
-from omnibus.cli.apps import APPS, register_app
+from omnibus.cli.apps import APPS, TASKS, register_app
 from omnibus.cli.detached import silence_output, start_detached
 from omnibus.cli.format.runs import address_text
 from omnibus.cli.gateway import Gateway
@@ -94,11 +94,17 @@ async def _register_everywhere(stack: Stack, target: str) -> str:
 
 
 def _serves_app(gateway: Gateway, name: str) -> bool:
+    """Return True if ``gateway`` has a worker of the app, and an executor of each of its own unit tasks."""
     try:
-        worker = gateway.call("GET", f"{APPS}/{name}")["worker"]
+        app = gateway.call("GET", f"{APPS}/{name}")
     except NotFound:  # the registration has not reached it yet
         return False
-    return worker is not None and worker["state"] == "ready"
+    tasks = {task["name"]: task for task in gateway.call("GET", TASKS)["data"]}
+    return (app["worker"] or {}).get("state") == "ready" and all(
+        any(executor["state"] == "ok" for executor in tasks[task["name"]]["executors"])
+        for task in app["tasks"]
+        if task["own"]
+    )
 
 
 def _print_addresses(stack: Stack, apps: Sequence[str]) -> None:
