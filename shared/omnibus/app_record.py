@@ -56,10 +56,24 @@ class AppSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str = ""
 
 
+class AppModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Facts that an app declares about its model, for clients. Empty fields are unknown.
+
+    ``context_length`` is in tokens of prompt and answer together, 0 if unknown.
+    """
+
+    input_modalities: tuple[str, ...] = ()
+    output_modalities: tuple[str, ...] = ()
+    voices: tuple[str, ...] = ()
+    context_length: int = 0
+
+
 class AppRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A registered app.
 
-    ``route`` is the OpenAI route that it serves under the name ``model``, or empty for only ``/v1/apps/<name>/invoke``.
+    ``route`` is ``chat`` if it serves chats under the name ``model``, and ``routes`` are further routes of
+    ``omnibus.app.routes``. Without any, clients only call ``/v1/apps/<name>/invoke``. They cannot unless it is
+    ``invocable``.
     ``request`` and ``response`` are JSON schemas, empty when untyped. With ``chat``, ``serve`` takes a ``ChatInput``,
     and clients send chat requests. Times are Unix seconds.
     """
@@ -78,7 +92,15 @@ class AppRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     updated: float
     state: str = "active"
     chat: bool = False
+    routes: tuple[str, ...] = ()
+    about: AppModel = AppModel()
+    invocable: bool = True
     v: int = WIRE_VERSION
+
+    @property
+    def all_routes(self) -> tuple[str, ...]:
+        """All routes on which it serves ``model``."""
+        return (self.route, *self.routes) if self.route else self.routes
 
 
 _encode = msgspec.json.Encoder().encode

@@ -1,5 +1,6 @@
-"""``python -m omnibus.app.draw SOURCE [REQUEST]``: draws an app's graph for a request without running it.
+"""``python -m omnibus.app.draw SOURCE [REQUEST]``: draws an app's graphs for a request without running it.
 
+A graph is drawn for ``serve``, for each other function, and for a chat with each modality that the app declares.
 Used by ``omnibus app check``, see ``omnibus.process.run_module``. An error while a graph is drawn affects every
 request, and is reported here with its line.
 """
@@ -12,14 +13,22 @@ from typing import Any, NoReturn
 import msgspec
 from pydantic import ValidationError
 
-from omnibus.app.introspect import LoadedApp, load_app
+from omnibus.app.introspect import AppFunction, LoadedApp, load_app
+from omnibus.app.protocol import JSON
+from omnibus.app.routes import EMBEDDINGS, SPEECH, TRANSCRIPTIONS
 from omnibus.app_record import AppSource
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.process import run_module
 from omnibus.task import ChatInput, Segment, use
+from omnibus.task.library import RecordingInput, TextInput, TextToSpeechInput
 from omnibus.task.result import Source
 
 DRAW_TIMEOUT_SECONDS = 10.0
+_ROUTE_SAMPLES: dict[str, Any] = {
+    TRANSCRIPTIONS: RecordingInput(media={"modality": "audio"}),
+    SPEECH: TextToSpeechInput(text="text"),
+    EMBEDDINGS: TextInput(text=["text"]),
+}
 _SAMPLES: dict[str, Any] = {"string": "text", "integer": 1, "number": 1.0, "boolean": False, "array": [], "object": {}}
 
 
@@ -43,18 +52,31 @@ class _DrawingRuntime:
         return 0.0
 
 
-async def draw_graph(app: LoadedApp, body: Any) -> dict[str, Any]:
-    """Return the calls of the first graph that ``app`` draws for ``body``. An app that responds without a graph has
-    none.
+async def draw_graphs(app: LoadedApp, body: Any) -> dict[str, Any]:
+    """Return the ``graph`` that ``serve`` draws for ``body``, the ``sample``, and other ``graphs`` by kind of request.
 
     Raises the app's error with the line of its code, and ``BadRequest`` for a body that it does not accept.
     """
-    request = _parse_request(app, body)
+    drawn: dict[str, Any] = {}
+    if JSON in app.functions:
+        drawn = {"sample": body, "graph": await _draw_graph(app, app.functions[JSON], _parse_request(app, body))}
+    samples = {kind: (app.functions[kind], _ROUTE_SAMPLES[kind]) for kind in app.description.routes}
+    if app.description.chat:
+        for modality in app.description.about.input_modalities:
+            if modality != "text":
+                sample = ChatInput.of("text", media=[{"modality": modality}])
+                samples[f"chat with {modality}"] = app.functions[JSON], sample
+    graphs = {name: await _draw_graph(app, function, request) for name, (function, request) in samples.items()}
+    return {**drawn, "graphs": graphs} if graphs else drawn
+
+
+async def _draw_graph(app: LoadedApp, function: AppFunction, request: Any) -> list[dict[str, Any]]:
+    """Return the calls of the first graph for ``request``; none if the app responds without a graph."""
     runtime = _DrawingRuntime()
     try:
         async with asyncio.timeout(DRAW_TIMEOUT_SECONDS):
             with use(runtime):
-                response = app.serve(request)
+                response = function.call(request)
                 if isinstance(response, AsyncIterator):
                     await anext(response, None)
                 else:
@@ -62,15 +84,15 @@ async def draw_graph(app: LoadedApp, body: Any) -> dict[str, Any]:
     except _GraphDrawn:
         pass
     except TimeoutError:
-        raise BadRequest(f"`serve` has drawn no graph within {DRAW_TIMEOUT_SECONDS:g} s") from None
+        name = function.call.__name__
+        raise BadRequest(f"`{name}` has drawn no graph within {DRAW_TIMEOUT_SECONDS:g} s") from None
     except Exception as error:  # noqa: BLE001 - all errors of an app are reported
         _raise_with_line(app, error)
     nodes = runtime.segment.nodes if runtime.segment is not None else ()
-    calls = [
+    return [
         {"task": node.task, "uses": [f"{origin}.{output}" for origin, output in node.uses], "pinned": pin}
         for node, pin in zip(nodes, _pins(runtime.segment), strict=True)
     ]
-    return {"sample": body, "graph": calls}
 
 
 def _pins(segment: Segment | None) -> tuple[str, ...]:
@@ -105,7 +127,7 @@ def _parse_request(app: LoadedApp, body: Any) -> Any:
     if app.description.chat:
         return ChatInput.of("text") if body == {} else ChatInput(messages=body["messages"])
     try:
-        return app.request.validate_python(body)
+        return app.functions[JSON].request.validate_python(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "request"
@@ -126,7 +148,7 @@ def _raise_with_line(app: LoadedApp, error: Exception) -> NoReturn:
 def main() -> dict[str, Any]:
     app = load_app(msgspec.json.decode(sys.argv[1], type=AppSource))
     body = msgspec.json.decode(sys.argv[2]) if len(sys.argv) > 2 else sample_request(app)
-    return asyncio.run(draw_graph(app, body))
+    return asyncio.run(draw_graphs(app, body))
 
 
 if __name__ == "__main__":

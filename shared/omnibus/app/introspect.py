@@ -3,7 +3,7 @@
 import inspect
 import re
 import typing
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,9 +16,10 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 
 from omnibus.app import App
 from omnibus.app.module_loader import UPLOAD, load_module
-from omnibus.app.protocol import CHAT, Description
+from omnibus.app.protocol import CHAT, JSON, Description
 from omnibus.app.responses import ChatAnswer
-from omnibus.app_record import AppSource, TaskRecord
+from omnibus.app.routes import ROUTES, AppRoute, route_modalities
+from omnibus.app_record import AppModel, AppSource, TaskRecord
 from omnibus.errors import BadRequest
 from omnibus.task import ChatInput, ChatOutput, CompositeTask, Result, Stream, TaskOutput, UnitTask, tasks_of
 
@@ -28,16 +29,26 @@ _MAX_DOC_CHARS = 4000
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 _ITERATORS = (AsyncIterator, AsyncIterable, AsyncGenerator)
+_MODALITIES = ("text", "image", "video", "audio")
+_MAX_NAME_CHARS = 64
+
+
+@dataclass(frozen=True)
+class AppFunction:
+    """Function of an app. ``response`` is the type of an answer or of its parts, None if untyped."""
+
+    call: Callable[[Any], Any]
+    request: TypeAdapter[Any]
+    response: TypeAdapter[Any] | None = None
+    streams: bool = False
 
 
 @dataclass(frozen=True)
 class LoadedApp:
-    """App that can serve. ``response`` is the type of an answer or of its parts, None if untyped."""
+    """App that can serve. ``functions`` are by kind of request: ``JSON``, and those of ``omnibus.app.routes``."""
 
     description: Description
-    serve: Callable[[Any], Any]
-    request: TypeAdapter[Any]
-    response: TypeAdapter[Any] | None
+    functions: Mapping[str, AppFunction]
 
     def find_line(self, error: BaseException) -> FrameSummary | None:
         """Return the innermost line of the app's file in the traceback. The traceback is that of ``error`` or of its
@@ -51,8 +62,8 @@ class LoadedApp:
 
     @property
     def file(self) -> str:
-        """Return the path of the file that defines ``serve``."""
-        return str(self.serve.__code__.co_filename)
+        """Return the path of the file that defines its functions."""
+        return str(next(iter(self.functions.values())).call.__code__.co_filename)
 
 
 def load_app(source: AppSource, text: str = "", restrictions: tuple[str, ...] = ()) -> LoadedApp:
@@ -65,32 +76,73 @@ def load_app(source: AppSource, text: str = "", restrictions: tuple[str, ...] = 
 
 
 def _describe_module(module: ModuleType, source: AppSource, restrictions: tuple[str, ...]) -> LoadedApp:
-    app, serve = _app_declaration(module), _serve_function(module)
-    request_type, return_type = _serve_types(serve)
-    streams, answer = _answer_type(serve, return_type)
-    if app.model and (request_type, return_type) != (ChatInput, ChatOutput):
-        raise BadRequest(
-            f"with the model {app.model!r}, `serve` must be `async def serve(request: ChatInput) -> ChatOutput`"
-        )
-    chat = request_type is ChatInput
-    request, response = (
-        _type_adapter(request_type, "request"),
-        _type_adapter(answer, "answer") if _is_typed(answer) else None,
-    )
+    app = _app_declaration(module)
+    functions = _find_functions(module, app)
+    serve = functions.get(JSON)
+    chat = serve is not None and serve.request is _CHAT_REQUEST
+    routes = tuple(kind for kind in functions if kind not in (JSON, CHAT))
     description = Description(
         name=app.name or module.__name__.rpartition(".")[2].lower(),
         doc=inspect.cleandoc(module.__doc__ or "")[:_MAX_DOC_CHARS],
         tasks=tuple(_task_record(task, source) for task in module_tasks(module)),
-        route=CHAT if app.model else "",
+        route=CHAT if CHAT in functions else "",
         model=app.model,
-        request={} if chat else _json_schema(request, "validation"),  # the gateway defines the requests of clients
-        response=_json_schema(response, "serialization") if response is not None else _untyped_schema(answer),
-        streams=streams,
+        # The gateway defines the requests of clients.
+        request=_json_schema(serve.request, "validation") if serve is not None and not chat else {},
+        response=_response_schema(module.serve, serve) if serve is not None else {},
+        streams=serve is not None and serve.streams,
         restricted=restrictions,
         chat=chat,
+        routes=routes,
+        about=_describe_model(app, tuple(kind for kind in functions if kind != JSON)),
+        invocable=serve is not None,
     )
     _check_names(description)
-    return LoadedApp(description, serve, request, response)
+    return LoadedApp(description, functions)
+
+
+def _find_functions(module: ModuleType, app: App) -> dict[str, AppFunction]:
+    """Return the functions of the app by kind of request."""
+    functions: dict[str, AppFunction] = {}
+    if hasattr(module, "serve"):
+        functions[JSON] = _describe_serve(_async_function(module, "serve"))
+    named = [kind for kind, route in ROUTES.items() if kind != CHAT and app.model and hasattr(module, route.function)]
+    functions |= {kind: _route_function(module, ROUTES[kind]) for kind in named}
+    if app.model and JSON in functions and _signature_types(module.serve) == (ChatInput, ChatOutput):
+        functions[CHAT] = functions[JSON]
+    if app.model and functions.keys() == {JSON}:
+        raise BadRequest(f"with the model {app.model!r}, `serve` must be `{ROUTES[CHAT].signature}`")
+    if not functions:
+        raise BadRequest("it has no `serve`: write `async def serve(request): ...`")
+    return functions
+
+
+def _route_function(module: ModuleType, route: AppRoute) -> AppFunction:
+    function = _async_function(module, route.function)
+    if _signature_types(function) != (route.request, route.response):
+        raise BadRequest(
+            f"`{route.function}` of an app with a model must be `{route.signature}`: rename a function that serves no "
+            "requests"
+        )
+    return AppFunction(function, TypeAdapter(route.request))
+
+
+def _describe_model(app: App, routes: tuple[str, ...]) -> AppModel:
+    """Return the facts of ``app``. Modalities that it does not declare are those of its routes, if these fix them."""
+    unknown = [each for each in (*app.input_modalities, *app.output_modalities) if each not in _MODALITIES]
+    if unknown:
+        raise BadRequest(f"{unknown[0]!r:.80} is no modality: use {', '.join(_MODALITIES)}")
+    if not all(isinstance(voice, str) and 0 < len(voice) <= _MAX_NAME_CHARS for voice in app.voices):
+        raise BadRequest(f"the voices must be names of 1 to {_MAX_NAME_CHARS} characters")
+    if isinstance(app.context_length, bool) or not isinstance(app.context_length, int) or app.context_length < 0:
+        raise BadRequest("the context length must be a number of tokens")
+    inputs, outputs = route_modalities(routes) if routes else ((), ())
+    return AppModel(
+        tuple(app.input_modalities) or inputs,
+        tuple(app.output_modalities) or outputs,
+        tuple(app.voices),
+        app.context_length,
+    )
 
 
 def _check_names(description: Description) -> None:
@@ -159,32 +211,40 @@ def _code_origin(kind: type[UnitTask], source: AppSource) -> tuple[str, str]:
 # serve
 
 
-def _serve_function(module: ModuleType) -> Callable[[Any], Any]:
-    serve = getattr(module, "serve", None)
-    if serve is None:
-        raise BadRequest("it has no `serve`: write `async def serve(request): ...`")
-    if not inspect.iscoroutinefunction(serve) and not inspect.isasyncgenfunction(serve):
-        raise BadRequest("its `serve` must be `async def`")
-    arguments = list(inspect.signature(serve).parameters.values())
+def _async_function(module: ModuleType, name: str) -> Callable[[Any], Any]:
+    """Return the function ``name``. Raises ``BadRequest`` unless it is async and takes one argument."""
+    function = getattr(module, name)
+    if not inspect.iscoroutinefunction(function) and not inspect.isasyncgenfunction(function):
+        raise BadRequest(f"its `{name}` must be `async def`")
+    arguments = list(inspect.signature(function).parameters.values())
     if (
         not arguments
         or arguments[0].kind not in _POSITIONAL
         or any(each.default is each.empty for each in arguments[1:])
     ):
-        raise BadRequest("its `serve` must take one argument, the request")
-    return serve
+        raise BadRequest(f"its `{name}` must take one argument, the request")
+    return function
 
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_CHAT_REQUEST: TypeAdapter[Any] = TypeAdapter(ChatInput)
 
 
-def _serve_types(serve: Callable[[Any], Any]) -> tuple[Any, Any]:
-    """Return the types that ``serve`` takes and returns. A missing annotation is ``Any``."""
+def _describe_serve(serve: Callable[[Any], Any]) -> AppFunction:
+    request_type, return_type = _signature_types(serve)
+    streams, answer = _answer_type(serve, return_type)
+    request = _CHAT_REQUEST if request_type is ChatInput else _type_adapter(request_type, "request")
+    return AppFunction(serve, request, _type_adapter(answer, "answer") if _is_typed(answer) else None, streams)
+
+
+def _signature_types(function: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """Return the types that ``function`` takes and returns. A missing annotation is ``Any``."""
     try:
-        hints = typing.get_type_hints(serve, include_extras=True)
+        hints = typing.get_type_hints(function, include_extras=True)
     except Exception as error:
-        raise BadRequest(f"cannot read the annotations of its `serve` ({type(error).__name__}): {error}") from error
-    first = next(iter(inspect.signature(serve).parameters))
+        name = function.__name__
+        raise BadRequest(f"cannot read the annotations of its `{name}` ({type(error).__name__}): {error}") from error
+    first = next(iter(inspect.signature(function).parameters))
     return hints.get(first, Any), hints.get("return", Any)
 
 
@@ -205,9 +265,10 @@ def _is_typed(answer: Any) -> bool:
     return answer is not Any and not (isinstance(answer, type) and issubclass(answer, TaskOutput | ChatOutput | Result))
 
 
-def _untyped_schema(answer: Any) -> dict[str, Any]:
-    """Return the schema of an answer that is sent unchecked."""
-    return ChatAnswer.model_json_schema() if answer is ChatOutput else {}
+def _response_schema(serve: Callable[[Any], Any], function: AppFunction) -> dict[str, Any]:
+    if function.response is not None:
+        return _json_schema(function.response, "serialization")
+    return ChatAnswer.model_json_schema() if _answer_type(serve, _signature_types(serve)[1])[1] is ChatOutput else {}
 
 
 def _type_adapter(kind: Any, role: str) -> TypeAdapter[Any]:

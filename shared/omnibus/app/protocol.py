@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from omnibus.app.array_codec import PackedItem
-from omnibus.app_record import AppSource, TaskRecord
+from omnibus.app_record import AppModel, AppSource, TaskRecord
 from omnibus.errors import ProblemDetails
 from omnibus.task.record import Segment
 
@@ -22,7 +22,7 @@ MAX_FRAME_BYTES, MAX_GIVE_BYTES, MAX_OTHER_BYTES = 64 << 20, 8 << 20, 1 << 20
 MAX_MEDIA_BYTES = (32 << 20) + 1024
 #: Bytes of parts that a worker may send ahead of their reader. One part may always be sent.
 WINDOW_BYTES = 256 << 10
-#: Kinds of requests: any JSON, or a chat whose media the gateway has placed.
+#: Kinds of requests: any JSON, or a chat whose media the gateway has placed. Others are in ``omnibus.app.routes``.
 JSON, CHAT = "json", "chat"
 
 
@@ -35,10 +35,11 @@ class WorkerMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Description of a loaded app.
 
-    ``route`` is ``chat`` if the app serves an OpenAI model named ``model``. ``request`` and ``response`` are JSON
+    ``route`` is ``chat`` if the app serves chats as an OpenAI model named ``model``, and ``routes`` are its other
+    routes, see ``omnibus.app.routes``. ``about`` are facts about that model. ``request`` and ``response`` are JSON
     schemas, empty if untyped. ``restricted`` describes the restrictions of uploaded code in words. It is empty for code
     that the operator installed. With ``chat``, the app accepts a ``ChatInput``, which the gateway makes of a chat
-    request.
+    request. An app without ``serve`` is not ``invocable``.
     """
 
     name: str
@@ -51,6 +52,9 @@ class Description(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     streams: bool
     restricted: tuple[str, ...] = ()
     chat: bool = False
+    routes: tuple[str, ...] = ()
+    about: AppModel = AppModel()
+    invocable: bool = True
 
 
 # To the worker
@@ -192,7 +196,7 @@ class Read(WorkerMessage, frozen=True, tag="read"):
 class ServeAnswer(WorkerMessage, frozen=True, tag="answer"):
     """Return value of ``serve``.
 
-    For JSON, this is ``body``. For a chat, ``body`` is a JSON list of the names of outputs. Those in ``refs`` are
+    For JSON, this is ``body``. For a route, ``body`` is a JSON list of the names of outputs. Those in ``refs`` are
     outputs of nodes that the gateway reads itself. The others follow as ``Give``.
     """
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from omnibus.app import framing, protocol, responses
 from omnibus.app.array_codec import pack_items, unpack_items
-from omnibus.app.introspect import LoadedApp
+from omnibus.app.introspect import AppFunction, LoadedApp
+from omnibus.app.routes import ROUTES, AppRoute
 from omnibus.app.transport import WorkerLink
 from omnibus.concurrency import gather_calls
 from omnibus.errors import AppFailed, DeadlineExceeded, OmnibusError, TooLarge, from_problem
@@ -154,43 +155,44 @@ class ServeRequest:
         return error
 
     async def _call_serve(self) -> None:
-        value = responses.parse_request(self._app.request, self._order.body)
-        answer = self._app.serve(value)
+        kind = self._order.kind
+        function = self._app.functions[kind]
+        answer = function.call(responses.parse_request(function.request, self._order.body))
         if hasattr(answer, "__aiter__"):
-            await self._send_parts(answer)
+            await self._send_parts(answer, function)
             return
         answer = await answer
-        if self._order.kind == protocol.CHAT:
-            await self._send_chat(responses.chat_outputs(answer))
-        elif self._app.description.streams:
-            await self._send_parts(answer)
+        if kind != protocol.JSON:
+            await self._send_outputs(ROUTES[kind], responses.route_outputs(ROUTES[kind], answer))
+        elif function.streams:
+            await self._send_parts(answer, function)
         else:
-            body = await responses.encode_answer(self._app.response, answer)
+            body = await responses.encode_answer(function.response, answer)
             self._link.send(_encode_frame(protocol.ServeAnswer(self.id, body)))
 
-    async def _send_parts(self, answer: Any) -> None:
+    async def _send_parts(self, answer: Any, function: AppFunction) -> None:
         if not hasattr(answer, "__aiter__"):
             raise AppFailed(f"`serve` is annotated as a stream, but returned a value of type {type(answer).__name__}")
         async with aclosing(_iterate_closing(answer)) as parts:
             async for part in parts:
                 await self._send_with_backpressure(
-                    protocol.AnswerPart(self.id, await responses.encode_answer(self._app.response, part))
+                    protocol.AnswerPart(self.id, await responses.encode_answer(function.response, part))
                 )
 
-    async def _send_chat(self, outputs: dict[str, Any]) -> None:
+    async def _send_outputs(self, route: AppRoute, outputs: dict[str, Any]) -> None:
         refs = {}
         for name, value in outputs.items():
-            source = responses.direct_source(name, value)
+            source = responses.direct_source(route, name, value)
             if isinstance(source, PipeSource) and source.untouched:
                 refs[name] = source.place
         self._link.send(
             _encode_frame(protocol.ServeAnswer(self.id, await responses.encode_answer(None, list(outputs)), refs))
         )
         computed_outputs = {name: value for name, value in outputs.items() if name not in refs}
-        await gather_calls(*(self._send_output(name, value) for name, value in computed_outputs.items()))
+        await gather_calls(*(self._send_output(route, name, value) for name, value in computed_outputs.items()))
 
-    async def _send_output(self, name: str, value: Any) -> None:
-        async with aclosing(_iterate_closing(responses.iterate_items(name, value))) as items:
+    async def _send_output(self, route: AppRoute, name: str, value: Any) -> None:
+        async with aclosing(_iterate_closing(responses.iterate_items(route.parts[name], name, value))) as items:
             async for item in items:
                 await self._send_with_backpressure(protocol.Give(self.id, name, pack_items([item])))
         self._link.send(framing.encode_message(protocol.Give(self.id, name, (), ended=True)))

@@ -3,21 +3,24 @@
 import asyncio
 import base64
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from omnibus.app.routes import AppRoute
 from omnibus.encoding import audio as encoding_audio
 from omnibus.errors import AppFailed, BadRequest
 from omnibus.task import Audio, ChatOutput, Result, Source, TextChunk
+from omnibus.task.item_codec import KEY
+from omnibus.task.library import TranscriptChunk
 from omnibus.tensors.item import Item
 
-#: Types of the parts of a chat's outputs, by the names of ``ChatOutput``'s fields.
-CHAT_PARTS: dict[str, Any] = {"text": TextChunk, "audio": Audio}
-#: Most samples of one item.
-_MAX_CHUNK_SAMPLES = 1 << 20
+_MATRIX_DIMENSIONS = 2
+#: Most samples of one item, or numbers of an array.
+_MAX_CHUNK_VALUES = 1 << 20
 
 
 def parse_request(adapter: TypeAdapter[Any], body: bytes) -> Any:
@@ -104,14 +107,14 @@ class ChatAnswer(BaseModel):
 
 async def _chat_answer(output: ChatOutput) -> ChatAnswer:
     text_items, audio_items = await asyncio.gather(
-        _collect_items("text", output.text), _collect_items("audio", output.audio)
+        _collect_items(TextChunk, "text", output.text), _collect_items(Audio, "audio", output.audio)
     )
     text = None if output.text is None else "".join(item.data.get("text", "") for item in text_items)
     return ChatAnswer(text=text, audio=None if output.audio is None else _encode_wav(audio_items))
 
 
-async def _collect_items(name: str, value: Any) -> list[Item]:
-    return [] if value is None else [item async for item in iterate_items(name, value)]
+async def _collect_items(part_type: type, name: str, value: Any) -> list[Item]:
+    return [] if value is None else [item async for item in iterate_items(part_type, name, value)]
 
 
 def _encode_wav(items: list[Item]) -> EncodedAudio:
@@ -122,25 +125,26 @@ def _encode_wav(items: list[Item]) -> EncodedAudio:
     return EncodedAudio(data=base64.b64encode(encoding_audio.encode_audio(samples, rate, "wav")).decode())
 
 
-def chat_outputs(output: Any) -> dict[str, Any]:
-    """Return the present outputs of a chat, by name. Raises ``AppFailed`` for anything but a ``ChatOutput``."""
-    if not isinstance(output, ChatOutput):
-        raise AppFailed(f"`serve` of a chat app must return a `ChatOutput`, not {_describe_value(output)}")
-    outputs = {name: value for name in CHAT_PARTS if (value := getattr(output, name)) is not None}
+def route_outputs(route: AppRoute, output: Any) -> dict[str, Any]:
+    """Return the present outputs of a response, by name. Raises ``AppFailed`` for anything but ``route.response``."""
+    kind = route.response.__name__
+    if not isinstance(output, route.response):
+        raise AppFailed(f"`{route.function}` must return a `{kind}`, not {_describe_value(output)}")
+    outputs = {name: value for name in route.parts if (value := getattr(output, name)) is not None}
     if not outputs:
-        raise AppFailed("`serve` returned a `ChatOutput` without text and audio: set at least one")
+        raise AppFailed(f"`{route.function}` returned a `{kind}` without {' and '.join(route.parts)}: set at least one")
     return outputs
 
 
-def direct_source(name: str, value: Any) -> Source | None:
+def direct_source(route: AppRoute, name: str, value: Any) -> Source | None:
     """Return the source of ``value`` if the gateway can read it. This must be the unchanged output of a node."""
-    raw = type(value) is Result and not value.is_transformed and value.element is CHAT_PARTS[name]
+    raw = type(value) is Result and not value.is_transformed and value.element is route.parts[name]
     return value.source if raw else None
 
 
-async def iterate_items(name: str, value: Any) -> AsyncIterator[Item]:
-    """Yield items of a chat's output that the app computes."""
-    make_items = _MAKERS[name]
+async def iterate_items(part_type: type, name: str, value: Any) -> AsyncIterator[Item]:
+    """Yield items of an output that the app computes, whose parts have ``part_type``."""
+    make_items = partial(_MAKERS[part_type], name)
     if type(value) is Result and value.kind != "stream":
         value = await value
     if hasattr(value, "__aiter__"):
@@ -152,27 +156,48 @@ async def iterate_items(name: str, value: Any) -> AsyncIterator[Item]:
             yield item
 
 
-def _text_items(part: Any) -> Iterator[Item]:
+def _text_items(name: str, part: Any, kind: type[TextChunk] | type[TranscriptChunk]) -> Iterator[Item]:
     if isinstance(part, str):
         yield Item({"text": part})
-    elif isinstance(part, TextChunk):
+    elif isinstance(part, kind):
         yield Item(part.model_dump(exclude_defaults=True))
     else:
-        raise AppFailed(f"the answer's text contains {_describe_value(part)}: it must be text or `TextChunk`s")
+        raise AppFailed(f"the answer's {name} contains {_describe_value(part)}: it must be text or `{kind.__name__}`s")
 
 
-def _audio_items(part: Any) -> Iterator[Item]:
+def _audio_items(name: str, part: Any) -> Iterator[Item]:
     rate, array = (part.rate, part.array) if isinstance(part, Audio) else (Audio().rate, part)
     if not isinstance(array, np.ndarray) or array.ndim != 1 or not np.issubdtype(array.dtype, np.floating):
         raise AppFailed(
-            f"the answer's audio contains {_describe_value(part)}: it must be float samples of one dimension, or "
+            f"the answer's {name} contains {_describe_value(part)}: it must be float samples of one dimension, or "
             "`Audio`"
         )
-    for start in range(0, len(array), _MAX_CHUNK_SAMPLES):
-        yield Item({"rate": rate}, array[start : start + _MAX_CHUNK_SAMPLES].astype(np.float32, copy=False))
+    for start in range(0, len(array), _MAX_CHUNK_VALUES):
+        yield Item({"rate": rate}, array[start : start + _MAX_CHUNK_VALUES].astype(np.float32, copy=False))
 
 
-_MAKERS: dict[str, Callable[[Any], Iterator[Item]]] = {"text": _text_items, "audio": _audio_items}
+def _array_items(name: str, part: Any) -> Iterator[Item]:
+    array = np.asarray(part, np.float32) if not isinstance(part, str | bytes) else np.zeros(0)
+    if array.ndim != _MATRIX_DIMENSIONS:
+        raise AppFailed(f"the answer's {name} must be an array [texts, width], not {_describe_value(part)}")
+    rows = max(1, _MAX_CHUNK_VALUES // max(1, array.shape[1]))
+    for start in range(0, len(array), rows):
+        yield Item({}, array[start : start + rows])
+
+
+def _number_items(name: str, part: Any) -> Iterator[Item]:
+    if isinstance(part, bool) or not isinstance(part, int | np.integer) or part < 0:
+        raise AppFailed(f"the answer's {name} must be a whole number, not {_describe_value(part)}")
+    yield Item({KEY: int(part)})
+
+
+_MAKERS: dict[type, Callable[[str, Any], Iterator[Item]]] = {
+    TextChunk: partial(_text_items, kind=TextChunk),
+    TranscriptChunk: partial(_text_items, kind=TranscriptChunk),
+    Audio: _audio_items,
+    np.ndarray: _array_items,
+    int: _number_items,
+}
 
 
 def _describe_value(value: Any) -> str:

@@ -71,14 +71,25 @@ def describe_fields(about: dict[str, Any]) -> dict[str, str]:
     tasks = [f"{task['name']}{' (own)' if task['own'] else ''}" for task in about["tasks"]]
     return {
         "app": about["name"],
-        "model": about["model"] and f"{about['model']} (chat completions)",
+        "model": about["model"] and f"{about['model']} ({', '.join(_route_names(about))})",
         "tasks": "\n".join(tasks) or "none",
-        "request": "a chat request" if about["chat"] else _schema_text(about["request"]),
-        "response": _schema_text(about["response"]) + (", part by part" if about["streams"] else ""),
+        **(_describe_serve(about) if about["invocable"] else {}),
         "graph": "\n".join(_graph_lines(about.get("graph", ()))) or about.get("note", ""),
+        **{name: "\n".join(_graph_lines(graph)) for name, graph in about.get("graphs", {}).items()},
         "doc": about["doc"],
         "walls": ", ".join(about.get("restricted", ())),
     }
+
+
+def _describe_serve(about: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "request": "a chat request" if about["chat"] else _schema_text(about["request"]),
+        "response": _schema_text(about["response"]) + (", part by part" if about["streams"] else ""),
+    }
+
+
+def _route_names(about: Mapping[str, Any]) -> list[str]:
+    return ["chat completions"] * bool(about["route"]) + [name for name in about["routes"] if name != about["route"]]
 
 
 def _graph_lines(graph: Sequence[Mapping[str, Any]]) -> Iterator[str]:

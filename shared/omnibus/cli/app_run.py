@@ -54,7 +54,7 @@ async def _run_app(options: argparse.Namespace, bar: ProgressBar) -> int:
                 await asyncio.to_thread(print_response, there, app["name"], request, options.json)
                 return 0
             print(
-                f"\n{app['name']} is up: POST {stack.url}/v1/apps/{app['name']}/invoke   "
+                f"\n{app['name']} is up: {describe_access(app, stack.url)}   "
                 f"routes: {stack.url}/openapi.json   after a change: omnibus app update {app['name']}   stop: Ctrl-C\n",
                 flush=True,
             )

@@ -43,6 +43,13 @@ def register_app(
     return description
 
 
+def describe_access(app: Mapping[str, Any], url: str) -> str:
+    """Return where clients reach ``app`` of the gateway at ``url``."""
+    if app["invocable"]:
+        return f"POST {url}{_app_url_path(app['name'])}/invoke"
+    return f"model {app['model']} at {url}/v1 for {', '.join(app['routes'])}"
+
+
 def print_response(there: Gateway, name: str, request: Any, plain: bool) -> None:
     """Call an app and print the parts of its response.
 
@@ -79,13 +86,14 @@ def _print_changed_app(app: dict[str, Any], options: argparse.Namespace, change:
     if options.json:
         print_json(app)
         return 0
-    print(f"{app['name']} is {change}, version {app['version']}: call it with `omnibus app invoke {app['name']} JSON`")
+    how = f": call it with `omnibus app invoke {app['name']} JSON`" if app["invocable"] else ""
+    print(f"{app['name']} is {change}, version {app['version']}{how}")
     if canary := app.get("canary"):
         left = len(canary["calls"]) - canary["compared"]
         calls = "1 recorded call was" if canary["compared"] == 1 else f"{canary['compared']} recorded calls were"
         print(f"{calls} answered as before" + (f", {left} left out" if left else ""))
     if app["model"]:
-        print(f"it also answers chat completions as model {app['model']!r}")
+        print(f"it is also the model {app['model']!r} for {', '.join(app['routes'])}")
     return 0
 
 

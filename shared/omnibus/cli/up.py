@@ -5,12 +5,13 @@ import asyncio
 import io
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from omnibus.cli import app_target
 from omnibus.cli.app_check import describe_app
-from omnibus.cli.apps import APPS, TASKS, register_app
+from omnibus.cli.apps import APPS, TASKS, describe_access, register_app
 from omnibus.cli.detached import silence_output, start_detached
 from omnibus.cli.format.runs import address_text
 from omnibus.cli.gateway import Gateway
@@ -68,7 +69,7 @@ async def _run_stack(stack: Stack, options: argparse.Namespace, bar: ProgressBar
         bar.close()
         apps = [await stack.supervisor.unless_over(_register_everywhere(stack, target)) for target in options.app]
         if options.json:
-            print_json({**run_summary(stack.state), "apps": apps})
+            print_json({**run_summary(stack.state), "apps": [app["name"] for app in apps]})
         else:
             _print_addresses(stack, apps)
         if options.detached:
@@ -77,10 +78,11 @@ async def _run_stack(stack: Stack, options: argparse.Namespace, bar: ProgressBar
     return 0
 
 
-async def _register_everywhere(stack: Stack, target: str) -> str:
-    """Register ``target`` and return its name once every gateway serves it. Raises ``DeadlineExceeded``."""
+async def _register_everywhere(stack: Stack, target: str) -> dict[str, Any]:
+    """Register ``target`` and return the app once every gateway serves it. Raises ``DeadlineExceeded``."""
     gateways = [Gateway(url, stack.admin_token, str(stack.apps_dir), stack.certificate) for url in stack.urls]
-    name = str((await asyncio.to_thread(register_app, gateways[0], target, None))["name"])
+    app = await asyncio.to_thread(register_app, gateways[0], target, None)
+    name = app["name"]
     try:
         async with asyncio.timeout(SERVE_TIMEOUT_SECONDS):
             for gateway in gateways:
@@ -90,7 +92,7 @@ async def _register_everywhere(stack: Stack, target: str) -> str:
         raise DeadlineExceeded(
             f"not every gateway serves {name} within {SERVE_TIMEOUT_SECONDS:g} s: see the log lines above"
         ) from None
-    return name
+    return app
 
 
 def _serves_app(gateway: Gateway, name: str) -> bool:
@@ -107,11 +109,11 @@ def _serves_app(gateway: Gateway, name: str) -> bool:
     )
 
 
-def _print_addresses(stack: Stack, apps: Sequence[str]) -> None:
+def _print_addresses(stack: Stack, apps: Sequence[Mapping[str, Any]]) -> None:
     token = stack.admin_token if stack.own_token else "$OMNIBUS_GATEWAY_ADMIN_TOKEN"
     print(f"\n{address_text(stack.state, token)}   stop: Ctrl-C\n", flush=True)
-    for name in apps:
-        print(f"{name} is up: POST {stack.url}/v1/apps/{name}/invoke\n", flush=True)
+    for app in apps:
+        print(f"{app['name']} is up: {describe_access(app, stack.url)}\n", flush=True)
 
 
 async def load_declarations(options: argparse.Namespace, report: Callable[[str, int, int], None] | None = None) -> str:

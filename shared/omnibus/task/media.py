@@ -9,6 +9,7 @@ import numpy as np
 from omnibus.encoding.audio import encode_wav, to_pcm16
 from omnibus.encoding.image import encode_image
 from omnibus.errors import BadMedia
+from omnibus.task.library.media import PlacedMedia
 from omnibus.task.library.speech import Audio
 from omnibus.task.runtime import place_media
 
@@ -42,6 +43,18 @@ class Media:
         if modality and media_type and modality != media_type:
             raise BadMedia(f"an array like this is an {media_type}, not {modality}", param="media")
         return await place_media(data, modality or media_type)
+
+
+    @staticmethod
+    def content(media: PlacedMedia) -> memoryview:
+        """Return the bytes of the file ``media`` in a unit task's ``run``.
+
+        ``omnibus_models.media`` decodes them to samples or pixels. Raises ``BadMedia`` for an image of another task,
+        which is an array of pixels already.
+        """
+        if not isinstance(media, np.ndarray) or media.ndim != 1 or media.dtype != np.uint8:
+            raise BadMedia("this is not a placed file: in `run`, one is an array uint8 [n]", param="media")
+        return memoryview(np.ascontiguousarray(media))
 
 
 def _as_file(source: Any, rate: int) -> tuple[bytes, str]:

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from omnibus.app_record import AppRecord
 from omnibus.checkpoints import is_id
 from omnibus.errors import NotFound
 from omnibus.plan import Plan
@@ -63,7 +64,7 @@ class ModelRoutes:
             if (base := model_objects.get(adapter.model)) is not None:
                 model_objects[name] = msgspec.structs.replace(base, **more)
         for app in self._registry.model_records() if self._registry is not None else ():
-            app_model = ModelObject(id=app.model, created=int(app.created), owned_by=app.name)
+            app_model = _describe_app(app)
             model_objects.setdefault(app.model, app_model)
         return model_objects
 
@@ -85,6 +86,20 @@ def _describe_models(plan: Plan) -> dict[str, ModelObject]:
             root = checkpoint if is_id(checkpoint) else Path(checkpoint).name  # do not expose paths of machines
             model_objects[adapter] = msgspec.structs.replace(base, id=adapter, root=root, parent=name)
     return model_objects
+
+
+def _describe_app(app: AppRecord) -> ModelObject:
+    about = app.about
+    return ModelObject(
+        id=app.model,
+        created=int(app.created),
+        owned_by=app.name,
+        input_modalities=about.input_modalities or None,
+        output_modalities=about.output_modalities or None,
+        voices=about.voices or None,
+        context_length=about.context_length or None,
+        max_model_len=about.context_length or None,
+    )
 
 
 def _describe_model(name: str, plan: Plan) -> ModelObject:

@@ -72,7 +72,8 @@ class RouteTable:
         )
         translation_route = TranslationRoute(settings, chat, recognizers)
         context = ResponseContext(videos.store, chat)
-        self._chatting = chat_route, speech_route, transcription_route, translation_route
+        embedding_route = EmbeddingRoute(settings, runs)
+        self._with_apps = chat_route, speech_route, transcription_route, translation_route, embedding_route
         self.sessions = Realtime(
             settings, chat, runs.records.bus, deferred_work.events if deferred_work is not None else None
         )
@@ -90,7 +91,7 @@ class RouteTable:
             pictures.PATH: ImageGenerationRoute(settings, painters, files),
             pictures.EDITS: ImageEditRoute(settings, painters, files, chat),
             pictures.VARIATIONS: ImageVariationRoute(settings),
-            embeddings.PATH: EmbeddingRoute(settings, runs),
+            embeddings.PATH: embedding_route,
             rerank.PATH: RerankRoute(settings, runs),
             speech.PATH: speech_route,
             transcriptions.PATH: transcription_route,
@@ -125,5 +126,5 @@ class RouteTable:
     def add_apps(self, apps: AppChats) -> None:
         """Serve the models of ``apps`` as well."""
         self._made.specs.chats = self.sessions.chats = apps
-        for route in self._chatting:
+        for route in self._with_apps:
             route.chats = apps

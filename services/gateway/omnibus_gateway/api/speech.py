@@ -1,4 +1,4 @@
-"""``POST /v1/audio/speech``: a text read aloud by a text-to-speech model, or by one that chats and speaks.
+"""``POST /v1/audio/speech``: a text read aloud by a text-to-speech model, an app, or a model that chats and speaks.
 
 The latter speaks only its own answers, so the text becomes its answer. The thinker does not choose tokens. It
 receives them one by one (``say`` of ``ThinkInput.params``), and the talker receives its usual input. The messages
@@ -7,12 +7,14 @@ around the text are fixed: ``SYSTEM``, followed by the client's ``instructions``
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from typing import Any, cast
 
+from omnibus.app.routes import SPEECH
 from omnibus.encoding.audio import MIME, to_pcm16
 from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
 from omnibus.task import ChatOutput, CompositeTask
-from omnibus.task.library import SpeakingParams
+from omnibus.task.library import SpeakingParams, TextToSpeechInput
 from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
@@ -67,6 +69,12 @@ class SpeechRoute(PostRoute):
                 speech_request.model, task, speech_request.seed, post.pinned, post.prices
             )
             output = self._speak(speech_request, task, run)
+        elif isinstance(self.chats, AppChats) and self.chats.is_served_by_app(speech_request.model, SPEECH):
+            run = sending.run = self.chats.open_request(
+                speech_request.model, speech_request.seed, post.pinned, route=SPEECH
+            )
+            self._chat.check_price(run, post.prices)
+            output = self._call_app(speech_request, self.chats, run)
         else:
             run = sending.run = self.chats.open_request(speech_request.model, speech_request.seed, post.pinned)
             output = self._begin_chat(speech_request, run, post)
@@ -80,8 +88,7 @@ class SpeechRoute(PostRoute):
 
     async def _speak(self, speech_request: SpeechRequest, task: CompositeTask, run: ClientRequest) -> ChatOutput:
         """Return the speech of a text-to-speech model."""
-        if speech_request.instructions is not None:
-            raise BadRequest(f"{speech_request.model} follows no instructions: omit them", param="instructions")
+        _refuse_instructions(speech_request)
         params: SpeakingParams = {
             "speed": speech_request.speed or 1.0,
             "temperature": speech_request.temperature,
@@ -90,11 +97,24 @@ class SpeechRoute(PostRoute):
         speech_output = await self._speakers.speak(run, task, speech_request.input, speech_request.voice_name, params)
         return ChatOutput(text=None, audio=speech_output.audio)
 
+    async def _call_app(self, speech_request: SpeechRequest, apps: AppChats, run: ClientRequest) -> ChatOutput:
+        """Return the speech of an app; its speed is changed afterwards."""
+        _refuse_instructions(speech_request)
+        optional = {"temperature": speech_request.temperature, "max_tokens": speech_request.max_tokens}
+        request = TextToSpeechInput(
+            text=speech_request.input,
+            voice=apps.resolve_voice(run, speech_request.voice_name),
+            params=cast(SpeakingParams, {name: value for name, value in optional.items() if value is not None}),
+            work=len(speech_request.input),
+        )
+        streams: dict[str, Any] = await apps.call_route(run, SPEECH, request, ())
+        return ChatOutput(text=None, audio=streams["audio"])
+
     async def _begin_chat(self, speech_request: SpeechRequest, run: ClientRequest, post: PostRequest) -> ChatOutput:
         """Return the speech of a model that chats."""
         if not run.model:
             raise BadRequest(
-                f"{speech_request.model} is an app, which has no text-to-speech: use chat completions", param="model"
+                f"{speech_request.model} is an app without a function `speak`: use chat completions", param="model"
             )
         self._chat.check_price(run, post.prices)
         voice = self._chat.resolve_voice(speech_request.voice_name, speech_request.model)
@@ -123,6 +143,11 @@ class SpeechRoute(PostRoute):
             sounding = AudioFileStream(speech_request.format)
         if data := await sounding.close(got.rate):
             yield data
+
+
+def _refuse_instructions(speech_request: SpeechRequest) -> None:
+    if speech_request.instructions is not None:
+        raise BadRequest(f"{speech_request.model} follows no instructions: omit them", param="instructions")
 
 
 async def _stream_events(files: AsyncIterator[bytes], got: AnswerAccumulator) -> AsyncIterator[bytes]:

@@ -1,8 +1,9 @@
 """``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``: the speech of an audio file as text.
 
-A recognizer (``Recognizers``) takes the file. A model that chats and hears takes a chat with a fixed instruction. It is
-greedy unless the client sends a temperature. The chat consists of ``SYSTEM``, the instruction, the client's language
-and prompt, and the audio. The answer is the text. An app that is a model receives the same chat.
+A recognizer (``Recognizers``) takes the file, and so does an app with a function ``transcribe``. A model that chats and
+hears takes a chat with a fixed instruction. It is greedy unless the client sends a temperature. The chat consists of
+``SYSTEM``, the instruction, the client's language and prompt, and the audio. The answer is the text. Any other app that
+is a model receives the same chat.
 """
 
 from collections.abc import AsyncIterator
@@ -12,12 +13,20 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET
 
+from omnibus.app.routes import TRANSCRIPTIONS
 from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
 from omnibus.task import ChatOutput, CompositeTask
-from omnibus.task.library import TranscribeParams, Transcript, TranscriptSegment, TranscriptWord
+from omnibus.task.item_codec import decode_part
+from omnibus.task.library import (
+    TranscribeParams,
+    Transcript,
+    TranscriptChunk,
+    TranscriptSegment,
+    TranscriptWord,
+)
 from omnibus_gateway.apps.chat import AppChats
-from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.dispatch.streams import ItemStream, merge_streams
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
@@ -79,7 +88,7 @@ class TranscriptionRoute(PostRoute):
         got = run.answer = TranscriptAnswer(transcription_form.model, run.created)
         with rename_params(_CLIENT_PARAM_NAMES):
             async with run_to_end(run):
-                if task is not None:
+                if task is not None or self._has_function(transcription_form.model):
                     chunks = self._recognize(transcription_form, task, item, run, got)
                 else:
                     chunks = await self._begin_chat(transcription_form, item, run, got)
@@ -93,10 +102,18 @@ class TranscriptionRoute(PostRoute):
     def _parse_fields(self, form: Form) -> TranscriptionForm:
         return transcriptions.parse_transcription_form(form.fields(*transcriptions.LISTS))
 
+    def _has_function(self, model: str) -> bool:
+        return isinstance(self.chats, AppChats) and self.chats.is_served_by_app(model, TRANSCRIPTIONS)
+
     def _open_request(self, form: TranscriptionForm, task: CompositeTask | None, post: PostRequest) -> ClientRequest:
         if task is not None:
             transcriptions.require_recognizer_values(form)
             return self._recognizers.open_request(form.model, task, form.seed, post.pinned, post.prices)
+        if isinstance(self.chats, AppChats) and self._has_function(form.model):
+            transcriptions.require_recognizer_values(form)
+            run = self.chats.open_request(form.model, form.seed, post.pinned, route=TRANSCRIPTIONS)
+            self._chat.check_price(run, post.prices)
+            return run
         transcriptions.require_chat_values(form)
         run = self.chats.open_request(form.model, form.seed, post.pinned)
         if run.model:
@@ -107,13 +124,20 @@ class TranscriptionRoute(PostRoute):
     async def _recognize(
         self,
         form: TranscriptionForm,
-        task: CompositeTask,
+        task: CompositeTask | None,
         item: InspectedMedia,
         run: ClientRequest,
         got: TranscriptAnswer,
     ) -> AsyncIterator[str]:
-        """Yield the text of a recognizer."""
-        transcript = await self._recognizers.transcribe(run, task, item, _recognition_params(form, self.translates))
+        """Yield the text of a recognizer; without a ``task``, it is an app."""
+        params = _recognition_params(form, self.translates)
+        if task is not None:
+            transcript = await self._recognizers.transcribe(run, task, item, params)
+        else:
+            assert isinstance(self.chats, AppChats)  # noqa: S101 - it has a function
+            request = await self._recognizers.place_recording(run, item, params)
+            streams = await self.chats.call_route(run, TRANSCRIPTIONS, request, [request.media])
+            transcript = Transcript.model_construct(text=_read_chunks(streams["text"]))
         async for text in _read_transcript(transcript, got):
             yield text
 
@@ -174,6 +198,12 @@ async def _text_chunks(output: ChatOutput, got: AnswerAccumulator) -> AsyncItera
             got.add_item(name, item.data, item.array)
             if text := item.data.get("text"):
                 yield text
+
+
+async def _read_chunks(stream: ItemStream) -> AsyncIterator[TranscriptChunk]:
+    async for batch in merge_streams({"text": stream}):
+        for _, item in batch:
+            yield decode_part(TranscriptChunk, item)
 
 
 async def _read_transcript(transcript: Transcript, got: TranscriptAnswer) -> AsyncIterator[str]:

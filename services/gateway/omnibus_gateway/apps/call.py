@@ -212,9 +212,10 @@ class Call:
         if self._answer is not None:
             raise ProtocolError("a request is answered twice")
         self._answer = check_json_line(message.body)
-        if self._kind == protocol.CHAT:
+        if self._kind != protocol.JSON:
             self._outputs = {
-                name: self._output_stream(name, message.refs.get(name)) for name in output_names(message.body)
+                name: self._output_stream(name, message.refs.get(name))
+                for name in output_names(self._kind, message.body)
             }
         elif self.log is not None:
             self.log.answer.add_part(message.body)
@@ -222,7 +223,7 @@ class Call:
 
     def _output_stream(self, name: str, place: tuple[int, int, str] | None) -> ItemStream:
         return (
-            AppOutputStream(self._app_name, name, self._return_credit)
+            AppOutputStream(self._app_name, self._kind, name, self._return_credit)
             if place is None
             else self._segments.detach_output(place)
         )

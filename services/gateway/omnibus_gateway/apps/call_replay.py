@@ -35,7 +35,7 @@ OutputKey = tuple[int, int, str]
 class ReplayedCall(msgspec.Struct, frozen=True):
     """Result of a replay.
 
-    A JSON answer has ``parts``, in which consecutive texts are joined, and their ``digest``; a chat has ``streams``.
+    A JSON answer has ``parts``, in which consecutive texts are joined, and their ``digest``; others have ``streams``.
     ``failure`` is its error, if any. ``outputs`` are those of its graphs, ``components`` the components that made them.
     """
 
@@ -62,9 +62,9 @@ async def replay_call(
         request.end("failed")
         raise
     try:
-        if recorded_call.call.kind == protocol.CHAT:
+        if recorded_call.call.kind != protocol.JSON:
             replayed_call = ReplayedCall(
-                streams=await _read_chat(call, request, bool(recorded_call.answer.audio_sha256))
+                streams=await _read_streams(call, request, bool(recorded_call.answer.audio_sha256))
             )
         else:
             parts = await _read_parts(call, streams=worker.description.streams)
@@ -89,10 +89,10 @@ async def _read_parts(call: Call, *, streams: bool) -> list[bytes]:
         return [part async for part in parts]
 
 
-async def _read_chat(call: Call, request: MirroredRequest, with_audio: bool) -> dict[str, list[RecordedChunk]]:
+async def _read_streams(call: Call, request: MirroredRequest, with_audio: bool) -> dict[str, list[RecordedChunk]]:
     streams = await call.wait_for_outputs()
-    names = ("text", "audio") if with_audio else ("text",)  # audio only if the client requested it
-    chunks: dict[str, list[RecordedChunk]] = {name: [] for name in names if name in streams}
+    # Audio only if the client requested it.
+    chunks: dict[str, list[RecordedChunk]] = {name: [] for name in streams if name != "audio" or with_audio}
     try:
         async with asyncio.timeout(max(0.0, request.deadline - time.time())):
             async for batch in merge_streams({name: streams[name] for name in chunks}):
@@ -140,7 +140,7 @@ def is_as_recorded(recorded_call: RecordedCall, replayed_call: ReplayedCall) -> 
     digests = _recorded_digests(recorded_call, replayed_call)
     if any(not _is_recorded_output(replayed_call.outputs.get(key), digest) for key, digest in digests.items()):
         return False
-    if recorded_call.call.kind == protocol.CHAT:
+    if recorded_call.call.kind != protocol.JSON:
         return _is_recorded_chat(recorded_call.answer, replayed_call.streams) and (
             _has_speech(replayed_call) or bool(digests)
         )

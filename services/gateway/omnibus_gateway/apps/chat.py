@@ -1,42 +1,51 @@
-"""Chats that an app serves: the worker gets the request as ``ChatInput`` and returns the streams of the answer.
+"""Requests to apps that are models.
 
-An app with a ``ChatInput`` need not be a model, and can return any JSON: see ``parse_app_chat`` and ``invoke_app``.
+In a chat, the worker gets the request as ``ChatInput`` and returns the streams of the answer. The functions of other
+routes (``omnibus.app.routes``) get theirs. An app with a ``ChatInput`` need not be a model, and can return any JSON:
+see ``parse_app_chat`` and ``invoke_app``.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
+from pydantic import BaseModel
+
 from omnibus.app import protocol
+from omnibus.app.protocol import CHAT
+from omnibus.app.routes import ROUTES
 from omnibus.app_record import AppRecord
-from omnibus.errors import BadRequest
+from omnibus.errors import AppFailed, BadRequest
 from omnibus.task import ChatOutput
 from omnibus_gateway.apps.call import Call
 from omnibus_gateway.apps.served_apps import Registry
+from omnibus_gateway.dispatch.streams import ItemStream
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.parse import parse_chat
 from omnibus_gateway.request.arena_inputs import MAX_READERS
 from omnibus_gateway.request.factory import RequestFactory
 from omnibus_gateway.request.request import ClientRequest
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import Chat, choose_voice
 from omnibus_gateway.tasks.prepared_chat import PreparedChat
-
-#: The OpenAI route that apps may claim, as their records name it.
-ROUTE = "chat"
 
 
 class AppChats:
-    """Serves chats with apps that are models; ``chat`` serves all other models."""
+    """Serves chats and other routes with apps that are models; ``chat`` serves the chats of all other models."""
 
     def __init__(self, runs: RequestFactory, chat: Chat, registry: Registry) -> None:
         self._runs = runs
         self._chat = chat
         self._registry = registry
 
-    def open_request(self, model: str, seed: int | None = None, pinned_path: str = "") -> ClientRequest:
-        """Open a request to ``model``, or to the app that serves it; ``pinned_path`` names its path.
+    def open_request(
+        self, model: str, seed: int | None = None, pinned_path: str = "", route: str = CHAT
+    ) -> ClientRequest:
+        """Open a request to ``model``, or to the app that serves it on ``route``; ``pinned_path`` names its path.
 
         Raises ``NotFound``, ``Overloaded``, and ``StageUnavailable`` without a worker or before the store was read.
         """
-        app = self._find_app(model)
+        app = self._find_app(route, model)
+        if not app and (routes := self._registry.model_routes(model)):
+            raise BadRequest(f"{model} is an app that serves {', '.join(routes)}, not {route}", param="model")
         if not app:
             return self._chat.open_request(model, seed, pinned_path)
         self._registry.worker(app)  # raises before media are fetched
@@ -44,13 +53,41 @@ class AppChats:
         run.model_name = model  # the name that the client uses
         return run
 
-    def is_served_by_app(self, model: str) -> bool:
-        """Return True if an app serves ``model``."""
-        return bool(self._registry.serving_app(ROUTE, model))
+    def is_served_by_app(self, model: str, route: str = CHAT) -> bool:
+        """Return True if an app serves ``model`` on ``route``."""
+        return bool(self._registry.serving_app(route, model))
 
-    def _find_app(self, model: str) -> str:
+    def resolve_voice(self, run: ClientRequest, name: str) -> str:
+        """Return the voice of the run's app for ``name``. Raises ``BadRequest`` for an unknown voice."""
+        return choose_voice(name, self._registry.worker(run.app)[0].about.voices)
+
+    def _check_modalities(self, run: ClientRequest, modalities: Sequence[str]) -> None:
+        """Raise ``BadRequest`` for a modality that the run's app does not declare."""
+        accepted_modalities = self._registry.worker(run.app)[0].about.input_modalities
+        refused = [each for each in modalities if accepted_modalities and each not in accepted_modalities]
+        if refused:
+            text = f"takes no {refused[0]} input (it takes: {', '.join(accepted_modalities)})"
+            raise BadRequest(f"{run.model_name} {text}", param="messages")
+
+    async def call_route(
+        self, run: ClientRequest, route: str, request: BaseModel, placed: Any
+    ) -> dict[str, ItemStream]:
+        """Send ``request`` to the function of ``route`` in the run's app; return the streams of its outputs.
+
+        ``placed`` has the literals of media and texts in it. Raises ``AppFailed``, also for an output that the app left
+        out, ``DeadlineExceeded`` and the errors of the app.
+        """
+        _, worker = await self._registry.warm_worker(run.app, run.deadline)
+        call = worker.invoke_route(run, request, route, placed)
+        run.call, run.on_end = call.log, call.close
+        streams = await call.wait_for_outputs()
+        for name in ROUTES[route].parts.keys() - streams.keys():
+            raise AppFailed(f"`{ROUTES[route].function}` of the app {run.app} returned no {name}", stage=run.app)
+        return streams
+
+    def _find_app(self, route: str, model: str) -> str:
         """Return the app that serves ``model``; empty if none does."""
-        app = self._registry.serving_app(ROUTE, model)
+        app = self._registry.serving_app(route, model)
         plan = self._runs.router.plan
         if not app and plan is not None and self._runs.router.base_model(model) not in plan.models:
             self._registry.check_read()
@@ -63,6 +100,10 @@ class AppChats:
         """
         if run.model:
             return await self._chat.begin_answer(run, prepared_chat)
+        self._check_modalities(run, prepared_chat.input.modalities)
+        if prepared_chat.input.speech is not None:
+            voice = self.resolve_voice(run, prepared_chat.input.voice)
+            prepared_chat.input = prepared_chat.input.model_copy(update={"voice": voice})
         call = await self._call_app(run, prepared_chat, protocol.CHAT)
         run.call, run.on_end = call.log, call.close
         streams: dict[str, Any] = await call.wait_for_outputs()

@@ -8,6 +8,7 @@ fails later, the stream ends with an error frame instead of ``[DONE]``.
 
 from starlette.types import Receive, Scope, Send
 
+from omnibus.errors import BadRequest
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.apps.chat import AppChats, parse_app_chat
@@ -56,6 +57,8 @@ class InvokeRoute:
 
     async def _send_answer(self, name: str, post: PostRequest, sending: ResponseWriter) -> None:
         record, _ = self._registry.worker(name)
+        if not record.invocable:
+            raise BadRequest(f"the app {name} has no `serve`: call its model {record.model}", param="name")
         chat = parse_app_chat(record, post.body) if record.chat else None
         run = self._runs.open_request(name, seed=chat.seed if chat is not None else None, pinned_path=post.pinned)
         sending.run = run

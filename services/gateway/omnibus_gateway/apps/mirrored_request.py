@@ -31,8 +31,8 @@ from omnibus_gateway.request.validate import validate_segment
 from omnibus_gateway.routing.assignment import Assignment
 from omnibus_gateway.shadow.spare_room import Place, invocation_places
 
-#: Fields of a chat that may contain media, or a long text, as handles.
-_PLACED_FIELDS = ("media", "messages")
+#: Fields of requests that may contain media, or a long text, as handles.
+_PLACED_FIELDS = ("media", "messages", "text")
 
 
 class MirroredRequest:
@@ -76,9 +76,10 @@ class MirroredRequest:
         if not call.placed:
             return body, frozenset()
         fields = msgspec.json.decode(body)
-        for name in _PLACED_FIELDS:
-            fields[name] = await self._restore(fields.get(name), media)
-        placed_values = [fields[name] for name in _PLACED_FIELDS if name == "media" or isinstance(fields[name], dict)]
+        placed_fields = [name for name in _PLACED_FIELDS if name in fields]
+        for name in placed_fields:
+            fields[name] = await self._restore(fields[name], media)
+        placed_values = [fields[name] for name in placed_fields if name == "media" or isinstance(fields[name], dict)]
         return msgspec.json.encode(fields), frozenset(handle_literals(placed_values))
 
     async def _restore(self, value: Any, media: MediaStore) -> Any:

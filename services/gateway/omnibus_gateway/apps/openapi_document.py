@@ -49,7 +49,7 @@ def add_app_routes(document: dict[str, Any], apps: Iterable[AppRecord]) -> dict[
     _, components = msgspec.json.schema_components(shapes, ref_template=_REF)
     paths = {**document.get("paths", {}), **_control_paths()}
     schemas = {**document.get("components", {}).get("schemas", {}), **components}
-    for app in apps:
+    for app in (each for each in apps if each.invocable):
         request, response = (
             _move_definitions(schema, f"{app.name}.{side}", schemas)
             for schema, side in ((app.request, "request"), (app.response, "response"))

@@ -4,14 +4,17 @@ The worker reads outputs of nodes, and the client reads outputs of the worker.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
 
+from omnibus.app.protocol import CHAT
+from omnibus.app.routes import EMBEDDINGS, SPEECH, TRANSCRIPTIONS
 from omnibus.errors import AppFailed, OmnibusError, ProtocolError
 from omnibus.graph import UNREADABLE
 from omnibus.task import Source
+from omnibus.task.library import TranscriptSegment, TranscriptWord
 from omnibus.tensors.item import Item
 from omnibus_gateway.dispatch.streams import ItemStream
 
@@ -59,16 +62,49 @@ class _AudioItem(msgspec.Struct, forbid_unknown_fields=True):
     rate: Annotated[int, msgspec.Meta(ge=1000, le=768_000)]
 
 
-_KINDS: dict[str, type[msgspec.Struct]] = {"text": _TextItem, "audio": _AudioItem}
+class _TranscriptItem(msgspec.Struct, forbid_unknown_fields=True):
+    text: str = ""
+    segments: list[TranscriptSegment] = []
+    words: list[TranscriptWord] = []
+    language: str = ""
+    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    finish_reason: Literal["", "stop", "length"] = ""
+    usage: dict[str, Annotated[int, msgspec.Meta(ge=0)]] = {}
+
+
+class _NumberItem(msgspec.Struct, forbid_unknown_fields=True):
+    value: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _BareItem(msgspec.Struct, forbid_unknown_fields=True):
+    pass
+
+
+class _OutputKind(NamedTuple):
+    """Items of an output: the type of their data, and the dimensions of their float32 array, 0 without one."""
+
+    data: type[msgspec.Struct]
+    dimensions: int = 0
+
+
+_AUDIO = _OutputKind(_AudioItem, 1)
+#: Outputs by kind of request.
+_KINDS: dict[str, dict[str, _OutputKind]] = {
+    CHAT: {"text": _OutputKind(_TextItem), "audio": _AUDIO},
+    TRANSCRIPTIONS: {"text": _OutputKind(_TranscriptItem)},
+    SPEECH: {"audio": _AUDIO},
+    EMBEDDINGS: {"embedding": _OutputKind(_BareItem, 2), "tokens": _OutputKind(_NumberItem)},
+}
 
 
 class AppOutputStream(ItemStream):
-    """Output of a chat that the app makes itself. ``took`` is called with the bytes read."""
+    """Output of a request of ``kind`` that the app makes itself. ``took`` is called with the bytes read."""
 
-    def __init__(self, app: str, name: str, took: Callable[[int], None]) -> None:
+    def __init__(self, app: str, kind: str, name: str, took: Callable[[int], None]) -> None:
         super().__init__()
         self._app = app
         self._name = name
+        self._kind = _KINDS[kind][name]
         self._took = took
         self._nbytes = 0
 
@@ -92,25 +128,23 @@ class AppOutputStream(ItemStream):
 
     def _check_item(self, item: Item) -> None:
         try:
-            msgspec.convert(item.data, _KINDS[self._name])
+            msgspec.convert(item.data, self._kind.data)
         except msgspec.ValidationError as error:
             raise AppFailed(f"the app {self._app} returned invalid {self._name}: {error}") from error
-        sound = item.array is not None and item.array.ndim == 1 and item.array.dtype == np.float32
-        if sound != (self._name == "audio") or (item.array is not None and not sound):
-            raise AppFailed(
-                f"the app {self._app} returned invalid {self._name}: "
-                "audio must have a float32 array [n], and text must have none"
-            )
+        dimensions, array = self._kind.dimensions, item.array
+        if (array.ndim if array is not None else 0) != dimensions or (array is not None and array.dtype != np.float32):
+            expected = f"a float32 array of {dimensions} dimensions" if dimensions else "no array"
+            raise AppFailed(f"the app {self._app} returned invalid {self._name}: it must have {expected}")
 
 
-def output_names(body: bytes) -> list[str]:
-    """Return the outputs that the answer of a chat names. Raises ``ProtocolError``."""
+def output_names(kind: str, body: bytes) -> list[str]:
+    """Return the outputs that the answer to a request of ``kind`` names. Raises ``ProtocolError``."""
     try:
         names = msgspec.json.decode(body, type=list[str])
     except UNREADABLE as error:
-        raise ProtocolError(f"a chat's answer names no outputs: {error}") from error
-    if len(set(names)) != len(names) or not set(names) <= _KINDS.keys():
-        raise ProtocolError(f"a chat's answer must name {', '.join(_KINDS)}, not {', '.join(names)[:80]!r}")
+        raise ProtocolError(f"the answer of {kind} names no outputs: {error}") from error
+    if len(set(names)) != len(names) or not set(names) <= _KINDS[kind].keys():
+        raise ProtocolError(f"the answer of {kind} must name {', '.join(_KINDS[kind])}, not {', '.join(names)[:80]!r}")
     return names
 
 

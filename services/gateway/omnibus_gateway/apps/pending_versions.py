@@ -39,7 +39,9 @@ class PendingVersions:
     async def put_record(self, record: AppRecord, state: str) -> AppRecord:
         """Store ``record`` under a unique name."""
         name = f"{record.name}{VERSION_SEPARATOR}{record.version}-{secrets.token_hex(4)}"
-        stored_record = msgspec.structs.replace(record, name=name, route="", model="", state=state, updated=time.time())
+        stored_record = msgspec.structs.replace(
+            record, name=name, route="", routes=(), model="", state=state, updated=time.time()
+        )
         await self._store.put_app(stored_record, 0)
         return stored_record
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from omnibus.app_record import AppModel
 from omnibus.canary.gate import GateRules
 
 #: Maximum number of calls for a canary.
@@ -100,6 +101,8 @@ class AppDetail(Struct, frozen=True, kw_only=True):
     """Details of a registered app.
 
     ``request`` and ``response`` are JSON schemas, empty without types. ``chat`` is true if it accepts chat requests.
+    ``routes`` are those on which it answers as ``model``, which ``about`` describes. Its own route answers if it is
+    ``invocable``.
     ``canary`` is the comparison before this version took over.
     """
 
@@ -111,6 +114,9 @@ class AppDetail(Struct, frozen=True, kw_only=True):
     model: str
     streams: bool
     chat: bool
+    routes: tuple[str, ...]
+    about: AppModel
+    invocable: bool
     doc: str
     source: SourceView
     tasks: tuple[TaskOfApp, ...]

@@ -55,4 +55,7 @@ def describe_record(record: AppRecord) -> Description:
         response=record.response,
         streams=record.streams,
         chat=record.chat,
+        routes=record.routes,
+        about=record.about,
+        invocable=record.invocable,
     )

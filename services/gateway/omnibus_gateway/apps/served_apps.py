@@ -145,9 +145,13 @@ class Registry:
         """Return the app that serves ``model`` on ``route``; empty if none does."""
         return self._routes.get((route, model), "")
 
+    def model_routes(self, model: str) -> list[str]:
+        """Return the routes on which an app serves ``model``."""
+        return [route for route, served_model in self._routes if served_model == model]
+
     def model_records(self) -> list[AppRecord]:
         """Return the records of apps that serve a model."""
-        return [self._apps[name].serving for name in self._routes.values()]
+        return [self._apps[name].serving for name in dict.fromkeys(self._routes.values())]
 
     # Changes
 
@@ -241,7 +245,7 @@ class Registry:
             served_app.serving if served_app.worker is not None else served_app.record
             for served_app in self._apps.values()
         ]
-        self._routes = {(record.route, record.model): record.name for record in app_records if record.route}
+        self._routes = {(route, record.model): record.name for record in app_records for route in record.all_routes}
         self._turn.set()
         self._turn = asyncio.Event()
 

@@ -48,7 +48,7 @@ def _check_names(record: AppRecord) -> None:
         )
     if record.name == CHAT:
         raise Conflict(f"{CHAT!r} is reserved for the plan's models: give the app another name", param="name")
-    if bool(record.model) != bool(record.route) or (record.model and not _MODEL.fullmatch(record.model)):
+    if bool(record.model) != bool(record.all_routes) or (record.model and not _MODEL.fullmatch(record.model)):
         raise BadRequest(f"{record.model[:80]!r} cannot name a model: use letters, digits and '._:/-'", param="model")
 
 

@@ -7,8 +7,10 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import msgspec
+from pydantic import BaseModel
 
 from omnibus.app import protocol
 from omnibus.app.protocol import Description
@@ -179,8 +181,15 @@ class WorkerSupervisor:
         Raises ``StageUnavailable`` and ``TooLarge``.
         """
         long = isinstance(request.messages, dict) and HANDLE in request.messages
-        issued_literals = graph_submission.handle_literals([request.media, request.messages if long else None])
-        return self._start_call(run, _encode(request.__dict__), kind, frozenset(issued_literals))
+        return self.invoke_route(run, request, kind, [request.media, request.messages if long else None])
+
+    def invoke_route(self, run: SegmentRunner, request: BaseModel, kind: str, placed: Any) -> Call:
+        """Send ``request`` to the function of route ``kind``; ``placed`` has the literals that the gateway placed.
+
+        Raises ``StageUnavailable`` and ``TooLarge``.
+        """
+        issued_literals = frozenset(graph_submission.handle_literals(placed))
+        return self._start_call(run, _encode(request.__dict__), kind, issued_literals)
 
     def serve_again(
         self, run: SegmentRunner, body: bytes, recorded_call: AppCall, issued_literals: frozenset[bytes]

@@ -97,19 +97,19 @@ class Translation(Struct, frozen=True):
     text: str
 
 
-class VerboseSegment(Struct, frozen=True):
+class VerboseSegment(Struct, frozen=True, kw_only=True):
     """A part of a transcript, see ``omnibus.task.library.recognition.TranscriptSegment``."""
 
     id: int
-    seek: int
+    seek: int = 0
     start: float
     end: float
     text: str
-    tokens: list[int]
-    temperature: float
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
+    tokens: list[int] = []
+    temperature: float = 0.0
+    avg_logprob: float = 0.0
+    compression_ratio: float = 0.0
+    no_speech_prob: float = 0.0
 
 
 class VerboseWord(Struct, frozen=True):

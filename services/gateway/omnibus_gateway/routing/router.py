@@ -130,7 +130,8 @@ class Router:
         """Return a model. Raises ``NotFound`` with the known names, ``StageUnavailable`` before the first plan."""
         models = self._require_scope().plan.models
         if name not in models:
-            known_names = ", ".join(sorted([*models, *self.adapter_bases])) or "none"
+            own = [each for each, model in models.items() if not model.apps]
+            known_names = ", ".join(sorted([*own, *self.adapter_bases])) or "none"
             raise NotFound(f"unknown model {name!r} (known: {known_names})", param="model")
         return models[name]
 

@@ -366,11 +366,19 @@ def _requested_voice(request: ChatRequest, model: ModelPlan | None) -> str:
 def _select_voice(name: str, model: ModelPlan, model_name: str) -> str:
     if not model.has_talker:
         raise BadRequest(f"{model_name} has no audio output", param="model")
-    if name in model.voices or not model.voices:
+    return choose_voice(name, model.voices)
+
+
+def choose_voice(name: str, voices: Sequence[str]) -> str:
+    """Return the one of ``voices`` for ``name``, which may be a voice of OpenAI. Raises ``BadRequest``.
+
+    Without any voices, all names are accepted.
+    """
+    if name in voices or not voices:
         return name
     if name in OPENAI_VOICES:
-        return model.voices[OPENAI_VOICES.index(name) % len(model.voices)]
-    raise BadRequest(f"unknown voice {name[:64]!r}: use one of {', '.join(model.voices)}", param="audio.voice")
+        return voices[OPENAI_VOICES.index(name) % len(voices)]
+    raise BadRequest(f"unknown voice {name[:64]!r}: use one of {', '.join(voices)}", param="audio.voice")
 
 
 def _about_json(body: bytes) -> tuple[str, str, str]:

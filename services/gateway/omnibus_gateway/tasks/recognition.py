@@ -61,16 +61,22 @@ class Recognizers(AudioModels):
         self, run: ClientRequest, task: CompositeTask, item: InspectedMedia, params: TranscribeParams
     ) -> Transcript:
         """Send the recording ``item`` with ``params``; return the transcript, which you must read."""
+        request = await self.place_recording(run, item, params)
+        with use(run):
+            transcript: Transcript = await run_task(task.invoke, request)
+        return transcript
+
+    async def place_recording(
+        self, run: ClientRequest, item: InspectedMedia, params: TranscribeParams
+    ) -> RecordingInput:
+        """Return the input of a recognizer for ``item``, which is placed for ``run``."""
         runs, info = self._runs, item.info
         about = (info.modality, info.mime, info.sha256)
         media = await place_input(
             runs.tensors, run.kept, item.data, about, run.inputs_name, run.deadline, MAX_READERS, run.salt
         )
         tokens = estimate_tokens(info)
-        request = RecordingInput(media=media, params=params, work=tokens, answer=max(1, int(tokens * _TEXT_SHARE)))
-        with use(run):
-            transcript: Transcript = await run_task(task.invoke, request)
-        return transcript
+        return RecordingInput(media=media, params=params, work=tokens, answer=max(1, int(tokens * _TEXT_SHARE)))
 
 
 class Speakers(AudioModels):

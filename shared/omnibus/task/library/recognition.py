@@ -1,7 +1,7 @@
 """Recognizers: recordings to transcripts."""
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NotRequired
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, SkipValidation
@@ -18,18 +18,19 @@ class TranscriptSegment(TypedDict):
 
     ``start`` and ``end`` are seconds in the recording. ``tokens`` are those of ``text``. The other figures are those of
     the segment's window. ``avg_logprob`` is the mean of its tokens, ``compression_ratio`` that of its text by zlib.
-    ``no_speech_prob`` is a probability, and ``seek`` the window's beginning in hundredths of a second.
+    ``no_speech_prob`` is a probability, and ``seek`` the window's beginning in hundredths of a second. Apps may omit
+    them.
     """
 
     start: float
     end: float
     text: str
-    tokens: list[int]
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
-    temperature: float
-    seek: int
+    tokens: NotRequired[list[int]]
+    avg_logprob: NotRequired[float]
+    compression_ratio: NotRequired[float]
+    no_speech_prob: NotRequired[float]
+    temperature: NotRequired[float]
+    seek: NotRequired[int]
 
 
 class TranscriptWord(TypedDict):

@@ -149,7 +149,7 @@ async def test_an_output_that_the_app_has_read_of_is_not_handed_on(tmp_path):
 @pytest.mark.parametrize(
     ("expression", "fault"),
     [
-        ("'just text'", "of a chat app must return a `ChatOutput`, not a value of type str"),
+        ("'just text'", "`serve` must return a `ChatOutput`, not a value of type str"),
         ("ChatOutput(text=3)", "the answer's text contains a value of type int"),
         ("ChatOutput(text='a', audio='b')", "the answer's audio contains a value of type str"),
         ("ChatOutput(text='a', audio=np.ones((2, 2)))", "audio contains a value of type ndarray"),

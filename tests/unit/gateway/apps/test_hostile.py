@@ -82,9 +82,9 @@ async def test_what_no_app_sends_ends_its_worker(tmp_path, says, why):
             "protocol.ServeAnswer(1, b'[\"text\"]', {'text': (0, 0, 'text')})",
             "the output .0, 0, 'text'. cannot be handed on",
         ),
-        ("protocol.ServeAnswer(1, b'[\"video\"]')", "a chat's answer must name text, audio, not 'video'"),
-        ('protocol.ServeAnswer(1, b\'["text","text"]\')', "a chat's answer must name text, audio, not 'text, text'"),
-        ("protocol.ServeAnswer(1, b'7')", "a chat's answer names no outputs"),
+        ("protocol.ServeAnswer(1, b'[\"video\"]')", "the answer of chat must name text, audio, not 'video'"),
+        ('protocol.ServeAnswer(1, b\'["text","text"]\')', "the answer of chat must name text, audio, not 'text, text'"),
+        ("protocol.ServeAnswer(1, b'7')", "the answer of chat names no outputs"),
         (
             "protocol.ServeAnswer(1, b'[\"text\"]'), protocol.Give(1, 'audio', ())",
             "'audio' is not an expected output",

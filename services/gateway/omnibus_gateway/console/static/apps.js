@@ -21,7 +21,7 @@ function rows(data) {
   return table("Apps", ["App", "State", "Worker here", "Serves", "Tasks"], data.map((each) => [
     h("span", h("a", { href: `#/apps/${encodeURIComponent(each.name)}` }, h("b", each.name)), h("small", ` version ${each.version}`)),
     badge(each.state, each.state === "active" ? "good" : "info"), worker(each.worker),
-    h("span", h("code", `/v1/apps/${each.name}/invoke`), each.model ? h("span", h("br"), "chat as ", h("code", each.model)) : null),
+    h("span", h("code", `/v1/apps/${each.name}/invoke`), each.model ? h("span", h("br"), "model ", h("code", each.model)) : null),
     each.tasks.join(", ") || "–",
   ]));
 }
@@ -50,8 +50,8 @@ function crumb() {
 function about(each) {
   const { kind, module, directory, sha256 } = each.source;
   return facts([
-    ["Version", String(each.version)], ["Worker here", worker(each.worker)], ["Route", h("code", `POST /v1/apps/${each.name}/invoke`)],
-    each.model ? ["Chat model", h("code", each.model)] : null, ["Streams", each.streams ? "yes" : "no"],
+    ["Version", String(each.version)], ["Worker here", worker(each.worker)], each.invocable ? ["Route", h("code", `POST /v1/apps/${each.name}/invoke`)] : null,
+    each.model ? ["Model", [h("code", each.model), ` for ${each.routes.join(", ")}`]] : null, ["Streams", each.streams ? "yes" : "no"],
     ["Source", [`${kind}: `, h("code", module), directory ? ` in ${directory}` : "", sha256 ? ` sha256 ${sha256.slice(0, 12)}…` : ""]],
     ["Registered", ago(each.created)], ["Updated", ago(each.updated)],
   ]);
