@@ -21,10 +21,9 @@ from omnibus.task.library import (
 )
 from omnibus_models.media import decode_audio
 
-CODES = (
-    ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --.."
-).split()
-LETTERS = dict(zip(CODES, ascii_lowercase, strict=True))
+_CODES = ".- -... -.-. -.. . ..-. --. .... .. .--- -.- .-.. -- -. --- .--. --.- .-. ... - ..- ...- .-- -..- -.-- --.."
+LETTERS = dict(zip(_CODES.split(), ascii_lowercase, strict=True))
+MARKS = {letter: code for code, letter in LETTERS.items()}
 RATE, UNIT = 8000, 480  # samples per second, and of a dot
 PITCHES = {"high": 800, "low": 500}  # hertz
 
@@ -43,11 +42,12 @@ class Beeps(TaskOutput):
 class Send(UnitTask[Line, Beeps]):
     async def run(self, line: Line) -> AsyncIterator[dict[str, Audio]]:
         wave = 0.5 * np.sin(2 * np.pi * PITCHES[line.voice] / RATE * np.arange(3 * UNIT), dtype=np.float32)
+        pause = np.zeros(UNIT, np.float32)
         for letter in line.text.lower():
-            code = CODES[ascii_lowercase.index(letter)] if letter in ascii_lowercase else " "
-            marks = [wave[: UNIT * {".": 1, "-": 3}[mark]] if mark in ".-" else np.zeros(0, np.float32) for mark in code]
-            pause = np.zeros(UNIT, np.float32)
-            yield {"audio": Audio(rate=RATE, array=np.concatenate([*(part for mark in marks for part in (mark, pause)), pause, pause]))}
+            parts: list[np.ndarray] = []
+            for mark in MARKS.get(letter, " "):
+                parts += [wave[: UNIT if mark == "." else 3 * UNIT] if mark != " " else pause, pause]
+            yield {"audio": Audio(rate=RATE, array=np.concatenate([*parts, pause, pause]))}
 
 
 class Sound(TaskInput):
@@ -67,7 +67,9 @@ class Receive(UnitTask[Sound, Heard]):
         words = [[LETTERS.get(letter, "?") for letter in word.split(" ")] for word in code.strip().split("  ")]
         text = " ".join("".join(word) for word in words)
         seconds = len(samples) / RATE
-        return Heard(text=[TranscriptChunk(text=text, segments=[{"start": 0.0, "end": seconds, "text": text}], seconds=seconds)])
+        return Heard(
+            text=[TranscriptChunk(text=text, segments=[{"start": 0.0, "end": seconds, "text": text}], seconds=seconds)]
+        )
 
 
 class Texts(TaskInput):
@@ -89,7 +91,7 @@ SEND, RECEIVE, COUNT = Send(), Receive(), Count()
 
 
 async def speak(request: TextToSpeechInput) -> SpeechOutput:
-    return SpeechOutput(audio=(await SEND(Line(text=request.text, voice=request.voice))).audio)
+    return SpeechOutput(audio=(await SEND(Line(text=request.string, voice=request.voice))).audio)
 
 
 async def transcribe(request: RecordingInput) -> Transcript:
@@ -97,5 +99,5 @@ async def transcribe(request: RecordingInput) -> Transcript:
 
 
 async def embed(request: TextInput) -> Vectors:
-    counts = await COUNT(Texts(texts=request.text))
-    return Vectors(embedding=counts.vectors, tokens=sum(map(len, request.text)))
+    counts = await COUNT(Texts(texts=request.strings))
+    return Vectors(embedding=counts.vectors, tokens=sum(map(len, request.strings)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from omnibus.app.protocol import Description
 from omnibus.cli import app_target
 from omnibus.cli.app_check import describe_app
-from omnibus.cli.apps import print_response, register_app
+from omnibus.cli.apps import describe_access, print_response, register_app
 from omnibus.cli.gateway import Gateway
 from omnibus.cli.progress import ProgressBar
 from omnibus.cli.up import NO_MODELS, load_declarations

@@ -44,9 +44,8 @@ class Media:
             raise BadMedia(f"an array like this is an {media_type}, not {modality}", param="media")
         return await place_media(data, modality or media_type)
 
-
     @staticmethod
-    def content(media: PlacedMedia) -> memoryview:
+    def content(media: PlacedMedia | np.ndarray) -> memoryview:
         """Return the bytes of the file ``media`` in a unit task's ``run``.
 
         ``omnibus_models.media`` decodes them to samples or pixels. Raises ``BadMedia`` for an image of another task,
@@ -54,7 +53,7 @@ class Media:
         """
         if not isinstance(media, np.ndarray) or media.ndim != 1 or media.dtype != np.uint8:
             raise BadMedia("this is not a placed file: in `run`, one is an array uint8 [n]", param="media")
-        return memoryview(np.ascontiguousarray(media))
+        return np.ascontiguousarray(media).data
 
 
 def _as_file(source: Any, rate: int) -> tuple[bytes, str]:

@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -82,3 +83,25 @@ async def test_an_app_that_draws_nothing_has_no_graph(tmp_path: Path, capsys: py
     await check_code(tmp_path, "async def serve(request: str) -> str:\n    return request\n")
 
     assert json.loads(capsys.readouterr().out)["graph"] == []
+
+
+async def test_a_graph_is_drawn_for_each_function_and_each_declared_modality(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    functions = """
+    from omnibus.app import App
+    from omnibus.task.library import Embed, EmbedInput, TextEmbedding, TextInput, Vectors
+    app = App(model="many", input_modalities=["text", "image"])
+    async def serve(request: ChatInput) -> ChatOutput:
+        return ChatOutput(text=(await THINK(ThinkInput(messages=request.messages))).text)
+    async def embed(request: TextInput) -> Vectors:
+        return await TextEmbedding(embedder=Embed(model="m", component="embedder"))(request)
+    """
+    await check_code(tmp_path, dedent(functions))
+
+    report = json.loads(capsys.readouterr().out)
+    assert [node["task"] for node in report["graph"]] == ["think-m-thinker"]
+    assert {name: [node["task"] for node in graph] for name, graph in report["graphs"].items()} == {
+        "embeddings": ["embed-m-embedder"],
+        "chat with image": ["think-m-thinker"],
+    }

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from omnibus.app.introspect import LoadedApp, load_app
-from omnibus.app_record import AppSource, TaskRecord
+from omnibus.app_record import AppModel, AppSource, TaskRecord
 from omnibus.errors import BadRequest
 
 HEAD = """
@@ -227,3 +227,52 @@ def test_a_chat_app_has_a_route_when_it_names_its_model(load_sample):
     assert (named_app.route, named_app.model) == ("chat", "org/poet-7b")
     unnamed_app = load_sample(chat, "unnamed_app").description
     assert (unnamed_app.route, unnamed_app.model) == ("", "")
+
+
+SPEAK = """
+from omnibus.task.library import RecordingInput, SpeechOutput, TextToSpeechInput, Transcript
+async def speak(request: TextToSpeechInput) -> SpeechOutput: ...
+"""
+TRANSCRIBE = "async def transcribe(request: RecordingInput) -> Transcript: ...\n"
+CHATS = "async def serve(request: ChatInput) -> ChatOutput: ...\n"
+
+
+def test_functions_of_a_model_are_its_routes(load_sample):
+    app = load_sample("app = App(model='echo', voices=['one'], context_length=8)\n" + SPEAK + TRANSCRIBE)
+
+    description = app.description
+    assert (description.route, description.routes) == ("", ("transcriptions", "speech"))
+    assert not description.invocable
+    assert description.about == AppModel(("audio", "text"), ("transcript", "audio"), ("one",), 8)
+    assert app.functions.keys() == {"transcriptions", "speech"}
+
+
+def test_without_a_model_they_are_functions_like_any_other(load_sample):
+    description = load_sample(SPEAK + CHATS).description
+
+    assert description.routes == ()
+    assert description.invocable
+
+
+def test_modalities_that_a_chat_leaves_open_are_those_that_it_declares(load_sample):
+    declared = load_sample("app = App(model='a', input_modalities=['text', 'audio'])\n" + CHATS, "one_app")
+    undeclared = load_sample("app = App(model='a')\n" + CHATS + SPEAK, "other_app")
+
+    assert declared.description.about == AppModel(("text", "audio"))
+    assert undeclared.description.about == AppModel()
+    assert (undeclared.description.route, undeclared.description.routes) == ("chat", ("speech",))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("app = App(model='a')\n" + CHATS + "async def speak(request: str) -> str: ...", "`speak` of an app with a model must be `async def speak"),
+        ("app = App(model='a')\n" + CHATS + "def embed(request): ...", "its `embed` must be `async def`"),
+        ("app = App(model='a', input_modalities=['smell'])\n" + CHATS, "'smell' is no modality: use text, image, video, audio"),
+        ("app = App(model='a', voices=[''])\n" + CHATS, "the voices must be names of 1 to 64 characters"),
+        ("app = App(model='a', context_length=-1)\n" + CHATS, "the context length must be a number of tokens"),
+    ],
+)  # fmt: skip
+def test_a_model_that_is_declared_wrongly_says_what_to_do(load_sample, text, message):
+    with pytest.raises(BadRequest, match=message):
+        load_sample(text)

@@ -183,7 +183,7 @@ async def test_an_app_that_is_a_model_says_so(app_shell: AppShell):
 
     output = await app_shell.run_good("app", "register", "loud.py")
 
-    assert "chat completions as model 'opera'" in output
+    assert "it is also the model 'opera' for chat" in output
     tasks = (await app_shell.run_good("tasks")).splitlines()
     assert tasks[0].split() == ["TASK", "KIND", "MODEL", "COMPONENT", "USED", "BY", "EXECUTORS"]
     [thinker] = [line for line in tasks if line.startswith("think-")]

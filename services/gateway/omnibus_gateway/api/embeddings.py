@@ -68,18 +68,23 @@ class EmbeddingRoute(PostRoute):
         self, apps: AppChats, embedding_request: EmbeddingRequest, post: PostRequest, sending: ResponseWriter
     ) -> None:
         refuse_price_options(post.headers)
-        if not all(isinstance(text, str) for text in embedding_request.texts):
+        texts = [text for text in embedding_request.texts if isinstance(text, str)]
+        if len(texts) != len(embedding_request.texts):
             raise BadRequest(f"{embedding_request.model} is an app: send texts, not tokens", param="input")
         sending.model = embedding_request.model
         run = sending.run = apps.open_request(embedding_request.model, pinned_path=post.pinned, route=EMBEDDINGS)
         async with run_to_end(run):
-            request = await self._build_input(run, embedding_request)
+            request = TextInput(
+                text=texts,
+                pooling=embedding_request.pooling,
+                prompt_name=embedding_request.prompt_name,
+            )
             items: dict[str, list[Item]] = defaultdict(list)
-            async for batch in merge_streams(await apps.call_route(run, EMBEDDINGS, request, [request.text])):
+            async for batch in merge_streams(await apps.call_route(run, EMBEDDINGS, request, ())):
                 for name, item in batch:
                     items[name].append(item)
             arrays = [item.array for item in items["embedding"] if item.array is not None]
-            if sum(map(len, arrays)) != len(embedding_request.texts):
+            if sum(map(len, arrays)) != len(texts):
                 raise AppFailed(f"`embed` of the app {run.app} must return one row for each text", stage=run.app)
             tokens = decode_value(int, items["tokens"], "tokens")
             body = await asyncio.to_thread(

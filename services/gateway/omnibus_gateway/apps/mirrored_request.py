@@ -32,7 +32,7 @@ from omnibus_gateway.routing.assignment import Assignment
 from omnibus_gateway.shadow.spare_room import Place, invocation_places
 
 #: Fields of requests that may contain media, or a long text, as handles.
-_PLACED_FIELDS = ("media", "messages", "text")
+_PLACED_FIELDS = ("media", "messages")
 
 
 class MirroredRequest:

@@ -1,12 +1,13 @@
 """Language models: whole, split into prefill and decode, and as embedders."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, SkipValidation
 from typing_extensions import TypedDict
 
+from omnibus.errors import BadRequest
 from omnibus.task.base import CompositeTask, UnitTask
 from omnibus.task.item_codec import Part
 from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor, Tensors, Value
@@ -274,6 +275,13 @@ class TextInput(BaseModel):
     prompt_name: str | None = None
     #: Expected tokens of the texts, for load estimates.
     work: int = 1
+
+    @property
+    def strings(self) -> list[str]:
+        """The texts of an app's client. Raises ``BadRequest`` for tokens, and for texts of another task."""
+        if not isinstance(self.text, list) or not all(isinstance(text, str) for text in self.text):
+            raise BadRequest("the texts are not strings", param="input")
+        return cast(list[str], self.text)
 
 
 class Vectors(BaseModel):

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, SkipValidation
 from typing_extensions import TypedDict
 
+from omnibus.errors import BadRequest
 from omnibus.task.base import CompositeTask, UnitTask
 from omnibus.task.item_codec import Part
 from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor, Value
@@ -248,6 +249,13 @@ class TextToSpeechInput(BaseModel):
     params: Annotated[SpeakingParams | msgspec.Raw, SkipValidation] = {}
     #: Expected tokens of the text, for load estimates.
     work: int = 1
+
+    @property
+    def string(self) -> str:
+        """The text of an app's client. Raises ``BadRequest`` for a text of another task."""
+        if not isinstance(self.text, str):
+            raise BadRequest("the text is not a string", param="input")
+        return self.text
 
 
 class TextToSpeech(CompositeTask[TextToSpeechInput, SpeechOutput]):
