@@ -13,8 +13,8 @@ class ImageDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     """Defaults of a model that generates images: pixels, steps and guidance; and its limits.
 
     Defaults apply to requests without these values. 0 and None mean the family's defaults. Sides of images are
-    multiples of ``side_multiple``; 0 leaves that to the executor. ``negative_prompt`` and ``image`` are false for a
-    model that takes none.
+    multiples of ``side_multiple``; 0 leaves that to the executor. ``negative_prompt``, ``image``, ``mask`` and
+    ``strength`` are false for a model that takes none.
     """
 
     width: int = 0
@@ -24,6 +24,8 @@ class ImageDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     side_multiple: int = 0
     negative_prompt: bool = True
     image: bool = True
+    mask: bool = True
+    strength: bool = True
 
     def check_request(self, model: str, wish: Mapping[str, Any], images: int) -> None:
         """Raise ``BadRequest`` if ``model`` cannot make ``wish``, a request with so many ``images``."""
@@ -37,6 +39,9 @@ class ImageDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
             raise BadRequest(f"{model} takes no negative prompt: omit it", param="negative_prompt")
         if images and not self.image:
             raise BadRequest(f"{model} generates images from text alone: omit the image", param="image")
+        for name, is_taken in (("mask", self.mask), ("strength", self.strength)):
+            if wish.get(name) is not None and not is_taken:
+                raise BadRequest(f"{model} takes no {name} of an edit: omit it", param=name)
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

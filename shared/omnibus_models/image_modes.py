@@ -8,7 +8,7 @@ import io
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageCms
+from PIL import Image, ImageChops, ImageCms
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,8 +40,18 @@ def load_pixels(image: Image.Image) -> None:
 
 def convert_to_rgb(image: Image.Image) -> Image.Image:
     """Return a decoded ``image`` upright in RGB."""
+    return _turn_upright(_flatten_to_rgb(image), image)
+
+
+def convert_to_mask(image: Image.Image) -> Image.Image:
+    """Return a decoded ``image`` upright in grey: white where it has no opacity, or its brightness if it is opaque."""
+    if image.has_transparency_data:
+        return _turn_upright(ImageChops.invert(image.convert("RGBA").getchannel("A")), image)
+    return _turn_upright(_flatten_to_rgb(image).convert("L"), image)
+
+
+def _turn_upright(flat: Image.Image, image: Image.Image) -> Image.Image:
     turn = _TURNS.get(_read_orientation(image))
-    flat = _flatten_to_rgb(image)
     return flat if turn is None else flat.transpose(turn)
 
 

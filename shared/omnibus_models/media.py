@@ -28,6 +28,7 @@ __all__ = [
     "MediaDecodeLimits",
     "decode_audio",
     "decode_image",
+    "decode_mask",
     "decode_video",
     "decoder_errors",
 ]
@@ -43,6 +44,15 @@ def decode_image(data: memoryview, limits: MediaDecodeLimits = DEFAULT) -> Image
     """
     with decoder_errors("image", data):
         return image_modes.convert_to_rgb(load_image(data, limits))
+
+
+def decode_mask(data: memoryview, limits: MediaDecodeLimits = DEFAULT) -> Image.Image:
+    """Decode one image to grey, upright, whose white pixels are those of the image without opacity.
+
+    Of an image without transparency, they are its white pixels.
+    """
+    with decoder_errors("image", data):
+        return image_modes.convert_to_mask(load_image(data, limits))
 
 
 def decode_audio(data: memoryview, limits: MediaDecodeLimits = DEFAULT, rate: int = 16_000) -> "NDArray[np.float32]":

@@ -12,7 +12,12 @@ from omnibus_models.modular.blocks import MODULAR_PIPELINE_MAPPING
 from tests.auto_families.trials import run_limited
 
 #: Outcomes of a pipeline whose components give the bits of the whole, by what from; other outcomes are reasons.
-EQUAL = {(True, False): "from text", (True, True): "from text, or with an image", (False, True): "from an image"}
+EQUAL = {
+    (True, False, False): "from text",
+    (True, True, False): "from text, or with an image",
+    (True, True, True): "from text, or with an image and a mask",
+    (False, True, False): "from an image",
+}
 
 
 def list_names() -> list[str]:
@@ -30,7 +35,7 @@ def try_apart(name: str) -> str:
     faults = run_limited(lambda: msgspec.structs.astuple(trial.try_class(find_class(name))))
     if faults is None:
         return "the trial took too long"
-    return EQUAL.get((not faults[0], not faults[1]), faults[0])
+    return EQUAL.get(tuple(not fault for fault in faults), faults[0])
 
 
 def outcomes_path() -> Path:

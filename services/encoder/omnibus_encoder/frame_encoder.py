@@ -2,7 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ from omnibus.encoding.image import encode_image
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.runner import Item, Job
 from omnibus_engines.component import ComponentSource, Hosted, run_in_pool
-from omnibus_models.contract import FrameEncoder, ImageSpec
+from omnibus_models.contract import FrameEncoder, ImageChange, ImageSpec
 
 #: Most pixels of a frame, as of a denoiser.
 _MAX_PIXELS = 4 << 20
@@ -21,13 +21,15 @@ _DECODERS = 2
 
 
 class _FrameInputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The literal inputs other than the image: pixels, frames, and the seed of an encoder that draws noise."""
+    """The literal inputs other than images: pixels, frames, the seed of an encoder that draws noise, and strength."""
 
     width: int
     height: int
     frames: int = 1
     seed: int | None = None
     media: Any = None
+    mask: Any = None
+    strength: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
 
 
 class FrameEncodeRunner(Hosted[FrameEncoder]):
@@ -35,7 +37,9 @@ class FrameEncodeRunner(Hosted[FrameEncoder]):
 
     Inputs: ``media``, and ``width``, ``height`` and ``frames`` of the video or image. ``media`` is an ``Item`` whose
     array is an image file (uint8). Without a ``modality`` it is an image that another task made, uint8 [height, width,
-    3]. Output: ``latents``, float32 [channels, 1, rows, columns], or uint8 [1, 1, 1, n] of the family's own form.
+    3]. Encoders for images may also take a ``mask`` of this form, and ``strength``.
+
+    Output: ``latents``, float32 [channels, 1, rows, columns], or uint8 [1, 1, 1, n] of the family's own form.
     """
 
     def __init__(
@@ -50,7 +54,9 @@ class FrameEncodeRunner(Hosted[FrameEncoder]):
         file = await self._read_file(await job.value("media"))
         seed = job.seed if size.seed is None else size.seed
         picture = ImageSpec(size.width, size.height, steps=1, seed=seed, frames=size.frames)
-        pixels = await run_in_pool(self._decoders, self.model.prepare, file, picture)
+        mask = None if size.mask is None else await self._read_file(await job.value("mask"))
+        change = ImageChange(mask, size.strength)
+        pixels = await run_in_pool(self._decoders, self.model.prepare, file, picture, change)
         job.release_input("media")
         latents = await self._compute(self.model.encode, pixels)
         self._encoded += 1

@@ -15,10 +15,12 @@ from omnibus_models.contract.base import (
     TokenSamplingParams,
 )
 from omnibus_models.contract.diffusion import (
+    NO_CHANGE,
     AudioDecoder,
     Denoiser,
     Denoising,
     FrameEncoder,
+    ImageChange,
     ImageDecoder,
     ImageSpec,
     PriorModel,
@@ -64,6 +66,7 @@ from omnibus_models.contract.speech import (
 )
 
 __all__ = [
+    "NO_CHANGE",
     "PLAIN_PROMPT",
     "AudioDecoder",
     "AudioWindow",
@@ -75,6 +78,7 @@ __all__ = [
     "Denoising",
     "Encoded",
     "FrameEncoder",
+    "ImageChange",
     "ImageDecoder",
     "ImageSpec",
     "LoadedComponent",

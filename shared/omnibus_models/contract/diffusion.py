@@ -62,6 +62,20 @@ class ImageSpec:
     fps: float = 24.0
 
 
+@dataclass(frozen=True)
+class ImageChange:
+    """What to change of an image: where, by the image file ``mask``, and how much, by ``strength`` in [0, 1].
+
+    A transparent pixel of the mask is one to change, or a white one if the file has no transparency.
+    """
+
+    mask: memoryview | None = None
+    strength: float | None = None
+
+
+NO_CHANGE = ImageChange()
+
+
 class FrameEncoder(ModelComponent, Protocol):
     """The encoder of a VAE: an image to the latents of a video's first frame, or of an image to start from.
 
@@ -71,12 +85,12 @@ class FrameEncoder(ModelComponent, Protocol):
     unit: int  # pixels per latent, on either side
     edits: bool
 
-    def prepare(self, data: memoryview, picture: ImageSpec) -> Tensor:
+    def prepare(self, data: memoryview, picture: ImageSpec, change: ImageChange = NO_CHANGE) -> Tensor:
         """Decode one file and resize it to the size of ``picture``: float32 [3, height, width] in [-1, 1].
 
-        CPU only, thread-safe. Raises ``BadMedia`` and ``TooLarge``, see ``MediaEncoder``. The form of what an encoder
-        with ``edits`` returns is its own. It chooses the size of a picture without one, and raises ``BadRequest`` if
-        its model takes no images.
+        CPU only, thread-safe. Raises ``BadMedia`` and ``TooLarge``, see ``MediaEncoder``, and ``BadRequest`` for a
+        ``change`` that the model cannot make. The form of what an encoder with ``edits`` returns is its own. It chooses
+        the size of a picture without one, and raises ``BadRequest`` if its model takes no images.
         """
 
     def encode(self, pixels: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import media
-from omnibus_models.contract import ImageSpec, LoadedComponent
+from omnibus_models.contract import NO_CHANGE, ImageChange, ImageSpec, LoadedComponent
 
 #: Shortest side of an image in pixels, since H.264 halves the resolution of colours.
 _MIN_SIDE = 2
@@ -29,8 +29,10 @@ class Ltx2FrameEncoder(LoadedComponent):
     unit: int
     limits: media.MediaDecodeLimits
 
-    def prepare(self, data: memoryview, picture: ImageSpec) -> Tensor:
+    def prepare(self, data: memoryview, picture: ImageSpec, change: ImageChange = NO_CHANGE) -> Tensor:
         """Decode one file, compress it like training data, and resize it."""
+        if change != NO_CHANGE:
+            raise errors.BadRequest("a first frame is used as a whole; leave mask and strength out", param="mask")
         from diffusers.pipelines.ltx2.utils import DEFAULT_IMAGE_CRF, apply_image_conditioning_crf
         from diffusers.video_processor import VideoProcessor
 

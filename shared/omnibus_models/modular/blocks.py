@@ -69,9 +69,10 @@ def split_blocks(blocks: Any) -> dict[str, list[str]]:
     """
     names = list(blocks.sub_blocks)
     before = names[: names.index(_DENOISE)] if _DENOISE in names else []
+    masked = {"image": True, **dict.fromkeys({"mask_image"} & {*blocks.input_names}, True)}
     running, drawn = (
         {name.split(".")[0] for name in blocks.get_execution_blocks(prompt=True, **image).sub_blocks}
-        for image in ({}, {"image": True})
+        for image in ({}, masked)
     )
     kinds = {name: _block_component(blocks.sub_blocks[name], name in running) for name in before if name in drawn}
     parts = {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from omnibus import errors
 from omnibus_models import media
-from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepared
+from omnibus_models.contract import NO_CHANGE, Encoded, ImageChange, ImageSpec, LoadedComponent, Prepared
 from omnibus_models.modular.blocks import BlockRun, ModularPart
 from omnibus_models.modular.values import pack_values, unpack_values
 
@@ -99,22 +99,36 @@ class ModularImageEncoder(_PartComponent):
         super().__init__(part)
         self._limits = limits
 
-    def prepare(self, data: memoryview, picture: ImageSpec) -> Tensor:
-        """Decode one file: packed values."""
-        return self.pack_image(media.decode_image(data, self._limits).convert("RGB"), picture)
+    def prepare(self, data: memoryview, picture: ImageSpec, change: ImageChange = NO_CHANGE) -> Tensor:
+        """Decode one file, and the mask of ``change``: packed values."""
+        image = media.decode_image(data, self._limits).convert("RGB")
+        mask = None if change.mask is None else media.decode_mask(change.mask, self._limits)
+        if mask is not None and mask.size != image.size:
+            sizes = f"{mask.width}x{mask.height}, and the image {image.width}x{image.height}"
+            raise errors.BadRequest(f"the mask has {sizes}: make both of one size", param="mask")
+        return self.pack_image(image, picture, mask, change.strength)
 
-    def pack_image(self, image: Image.Image, picture: ImageSpec) -> Tensor:
+    def pack_image(
+        self, image: Image.Image, picture: ImageSpec, mask: Image.Image | None = None, strength: float | None = None
+    ) -> Tensor:
         """Return ``image`` with the size of ``picture``.
 
-        If that is 0, the image has its own size, or about a megapixel if it is larger.
+        If that is 0, the image has its own size, or about a megapixel if it is larger. White pixels of ``mask`` are to
+        be changed.
         """
         if "image" not in self.inputs or not self._part.names:
             raise errors.BadRequest("this model generates images from text alone; remove the image", param="image")
+        changes = {"mask_image": ("mask", mask), "strength": ("strength", strength)}
+        changes = {name: each for name, each in changes.items() if each[1] is not None}
+        for name, (param, _) in changes.items():
+            if name not in self.inputs:
+                raise errors.BadRequest(f"this model takes no {param}; leave it out", param=param)
         scale = min(1.0, math.sqrt(_DEFAULT_SIDE**2 / (image.width * image.height)))
         multiple = side_multiple(self._part.pipeline)
         width, height = (max(multiple, round(side * scale / multiple) * multiple) for side in image.size)
         values = {"width": picture.width or width, "height": picture.height or height, "num_frames": picture.frames}
-        return pack_values({"image": image, "seed": picture.seed, **values})
+        given = {name: value for name, (_, value) in changes.items()}
+        return pack_values({"image": image, "seed": picture.seed, **values, **given})
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Encode what ``prepare`` returned: packed values, uint8 [1, 1, 1, n]."""
@@ -226,14 +240,20 @@ class ModularDecoder(_PartComponent):
         An image is uint8 [H, W, 3], and frames are uint8 [frames, H, W, 3].
         """
         part = self._part
-        state = part.run_blocks(part.open_state({"output_type": "np"}, [latents]), part.copy_pipeline())
+        state = part.open_state({"output_type": output_type(part.pipeline)}, [latents])
+        state = part.run_blocks(state, part.copy_pipeline())
         output = next(value for name in OUTPUTS if (value := state.get(name)) is not None)
         return torch.from_numpy(to_bytes(output[0]))
+
+
+def output_type(pipeline: Any) -> str:
+    """Return the form of a decoder's output: arrays of videos, and images, into which some pipelines paste the mask."""
+    return "np" if "videos" in pipeline.blocks.output_names else "pil"
 
 
 def to_bytes(picture: Any) -> np.ndarray:
     """Return an image or frames, in [0, 1] or as images, as uint8 [..., H, W, 3]; the library rounds alike."""
     if isinstance(picture, list):
         return np.stack([to_bytes(each) for each in picture])
-    array = np.asarray(picture)
+    array = np.array(picture)
     return array if array.dtype == np.uint8 else (array * 255).round().astype(np.uint8)

@@ -58,13 +58,16 @@ class ModularFamily:
         part = modular_blocks.ModularPart(pipeline, checkpoint, [], "cpu", "float32")
         width, height = ModularDenoiser(part).default_size
         steps = getattr(part.inputs.get("num_inference_steps"), "default", None)
+        reads_image = bool(readers) and "image" in part.inputs
         return {
             "width": width,
             "height": height,
             "steps": steps or 0,
             "side_multiple": side_multiple(pipeline),
             "negative_prompt": "negative_prompt" in part.inputs,
-            "image": bool(readers) and "image" in part.inputs,
+            "image": reads_image,
+            "strength": reads_image and "strength" in part.inputs,
+            "mask": reads_image and "mask_image" in part.inputs and not trial.find_verdict(type(pipeline)).mask,
         }
 
 

@@ -5,7 +5,7 @@ Two requests run at the same time, step by step, so that state on a model would 
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import diffusers
 import msgspec
@@ -23,12 +23,13 @@ from omnibus_models.modular.components import (
     ModularDenoiser,
     ModularImageEncoder,
     ModularTextEncoder,
+    output_type,
     to_bytes,
 )
 from omnibus_models.tiny import _pipelines
 from omnibus_models.verdicts import find_stored, verdict_path
 
-_FORMAT = 1  # of stored results
+_FORMAT = 2  # of stored results
 
 #: Prompts and seeds of the requests.
 REQUESTS = (("a red cat", 1), ("two green hills", 2))
@@ -40,54 +41,69 @@ STEPS = (4, 0)
 
 
 class PipelineVerdict(msgspec.Struct, frozen=True):
-    """Verdict on a class, for requests with a ``text`` alone and with an ``image``.
+    """Verdict on a class, for requests with a ``text`` alone, with an ``image``, and with a ``mask`` of one.
 
     Each says why the components do not give the bits of the whole, and is "" if they do.
     """
 
     text: str
     image: str
+    mask: str
 
 
-def find_fault(cls: Any, checkpoint: Path, image: Image.Image | None = None) -> str:
+class Drawn(NamedTuple):
+    """The image of the requests, and its mask."""
+
+    image: Image.Image
+    mask: Image.Image | None = None
+
+
+def find_fault(cls: Any, checkpoint: Path, drawn: Drawn | None = None) -> str:
     """Return why the components of ``checkpoint`` do not give the bits of the whole pipeline.
 
     It is empty if they do. ``cls`` is the class of the pipeline.
     """
     try:
-        expected, size = _run_whole(cls, checkpoint, image)
-        given = _run_apart(cls, checkpoint, size, image)
+        expected, size = _run_whole(cls, checkpoint, drawn)
+        given = _run_apart(cls, checkpoint, size, drawn)
+        unmasked = _run_apart(cls, checkpoint, size, drawn._replace(mask=None)) if drawn and drawn.mask else None
     except Exception as error:  # noqa: BLE001 whatever a library raises
         [line, *_] = str(error).splitlines() or [""]
         return f"{type(error).__name__}: {line[:200]}"
     for one, other in zip(expected, given, strict=True):
         if one.shape != other.shape or not np.array_equal(one, other):
             return "the components give other pixels than the whole pipeline"
+    if unmasked is not None and np.array_equal(given[0], unmasked[0]):
+        return "the pixels do not depend on the mask"
     # Images that do not depend on the request would be equal as well.
     return "the pixels do not depend on the request" if np.array_equal(given[0], given[1]) else ""
 
 
-def _run_whole(
-    cls: Any, checkpoint: Path, image: Image.Image | None
-) -> tuple[list[np.ndarray], tuple[int, int, int, int]]:
+def _run_whole(cls: Any, checkpoint: Path, drawn: Drawn | None) -> tuple[list[np.ndarray], tuple[int, int, int, int]]:
     """Return the pixels of each request, and the first size and steps that the pipeline accepts."""
     pipeline = modular_blocks.open_pipeline(cls, checkpoint)
     part = modular_blocks.ModularPart(pipeline, checkpoint, list(pipeline.blocks.sub_blocks), "cpu", "float32")
-    if image is not None and "image" not in part.inputs:
-        raise ValueError("it takes no image")
+    if missing := _image_inputs(drawn).keys() - part.inputs.keys():
+        raise ValueError(f"it takes no {', '.join(sorted(missing))}")
     steps_input = part.inputs.get("num_inference_steps")
     usual = int(getattr(steps_input, "default", None) or STEPS[0])
     first: Exception | None = None
     for size in ((*size, steps or usual) for steps in STEPS for size in SIZES):
         try:
-            return [_call_pipeline(part, prompt, seed, size, image) for prompt, seed in REQUESTS], size
+            return [_call_pipeline(part, prompt, seed, size, drawn) for prompt, seed in REQUESTS], size
         except Exception as error:  # noqa: BLE001 whatever a library raises
             first = first or error
     raise first or ValueError("no size")
 
 
+def _image_inputs(drawn: Drawn | None) -> dict[str, Image.Image]:
+    if drawn is None:
+        return {}
+    return {"image": drawn.image} if drawn.mask is None else {"image": drawn.image, "mask_image": drawn.mask}
+
+
 def _call_pipeline(
-    part: Any, prompt: str, seed: int, size: tuple[int, int, int, int], image: Image.Image | None
+    part: Any, prompt: str, seed: int, size: tuple[int, int, int, int], drawn: Drawn | None
 ) -> np.ndarray:
     width, height, frames, steps = size
     values = {
@@ -98,18 +114,16 @@ def _call_pipeline(
         "num_frames": frames,
         "num_inference_steps": steps,
         "generator": torch.Generator().manual_seed(seed),
-        "output_type": "np",
+        "output_type": output_type(part.pipeline),
         "frame_rate": 24.0,
         "fps": 24.0,
-        **({} if image is None else {"image": image}),
+        **_image_inputs(drawn),
     }
     state = part.copy_pipeline()(**{name: value for name, value in values.items() if name in part.inputs})
     return to_bytes(next(value for name in OUTPUTS if (value := state.get(name)) is not None)[0])
 
 
-def _run_apart(
-    cls: Any, checkpoint: Path, size: tuple[int, int, int, int], image: Image.Image | None
-) -> list[np.ndarray]:
+def _run_apart(cls: Any, checkpoint: Path, size: tuple[int, int, int, int], drawn: Drawn | None) -> list[np.ndarray]:
     def load_part(kind: Any, component: str) -> Any:
         pipeline = modular_blocks.open_pipeline(cls, checkpoint)
         names = modular_blocks.split_blocks(pipeline.blocks)[component]
@@ -122,10 +136,10 @@ def _run_apart(
     runs = []
     for prompt, seed in REQUESTS:
         spec = ImageSpec(width=width, height=height, steps=steps, seed=seed, frames=frames)
-        drawn = None if image is None else encoder.encode(encoder.pack_image(image, spec))
-        items = [] if drawn is None else [Encoded(drawn, {})]
+        source = None if drawn is None else encoder.encode(encoder.pack_image(drawn.image, spec, drawn.mask))
+        items = [] if source is None else [Encoded(source, {})]
         [encoded] = text.encode([text.prepare_negative(prompt, negative, items)])
-        runs.append(denoiser.open(spec, [encoded.embeds], drawn))
+        runs.append(denoiser.open(spec, [encoded.embeds], source))
     while any(run.done < run.steps for run in runs):
         denoiser.step([run for run in runs if run.done < run.steps])
     return [decoder.decode(denoiser.latents(run)).numpy() for run in runs]
@@ -151,15 +165,17 @@ def find_verdict(cls: Any) -> PipelineVerdict:
 def try_class(cls: Any) -> PipelineVerdict:
     """Try a small copy of ``cls``."""
     if cls.__name__ not in _pipelines.COPIES:
-        return PipelineVerdict(*["there is no small copy of it to try"] * 2)
+        return PipelineVerdict(*["there is no small copy of it to try"] * 3)
     # In the proportions of the first size, which some pipelines require.
-    pixels = np.random.default_rng(0).integers(0, 256, (160, 80, 3), np.uint8)
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (160, 80, 3), np.uint8))
+    mask = Image.fromarray(np.repeat(np.array([0, 255], np.uint8), 80)[:, None].repeat(80, axis=1))
     verbosity = diffusers.logging.get_verbosity()
     diffusers.logging.set_verbosity(diffusers.logging.FATAL)  # sizes that a pipeline rejects are no news
     try:
         with tempfile.TemporaryDirectory() as directory:
             checkpoint = Path(directory)
             _pipelines.write_copy(cls, checkpoint)
-            return PipelineVerdict(find_fault(cls, checkpoint), find_fault(cls, checkpoint, Image.fromarray(pixels)))
+            requests = (None, Drawn(image), Drawn(image, mask))
+            return PipelineVerdict(*(find_fault(cls, checkpoint, drawn) for drawn in requests))
     finally:
         diffusers.logging.set_verbosity(verbosity)

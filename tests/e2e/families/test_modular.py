@@ -8,15 +8,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import httpx
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from omnibus.bus import messages
 from omnibus.encoding.video import VideoWriter
 from omnibus_models import tiny
+from omnibus_models.modular import blocks, components
+from omnibus_models.tiny import _pipelines
 from tests.e2e.apps.estate import read_error
 from tests.e2e.system import System, declare_model, start_system
 from tests.e2e.watch import Watch
@@ -25,6 +28,8 @@ from tests.unit.gateway.videos.studio import decode_video
 pytestmark = [pytest.mark.e2e, pytest.mark.filterwarnings("ignore:The Sora API:DeprecationWarning")]
 
 PAINTER, DIRECTOR = "modular-image-tiny", "modular-video-tiny"
+#: A pipeline that takes masks.
+RETOUCHER = "retoucher"
 APART, TOGETHER = "T>D>V", "M"
 WISH: dict[str, Any] = {"model": PAINTER, "prompt": "a red square", "size": "48x32", "steps": 3, "seed": 1}
 
@@ -32,9 +37,11 @@ WISH: dict[str, Any] = {"model": PAINTER, "prompt": "a red square", "size": "48x
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("checkpoints")
-    return {
+    checkpoints = {
         name: tiny.build(name.removesuffix("-tiny").replace("-", "_"), directory / name) for name in (PAINTER, DIRECTOR)
     }
+    _pipelines.write_copy(diffusers.StableDiffusionXLModularPipeline, directory / RETOUCHER)
+    return {**checkpoints, RETOUCHER: directory / RETOUCHER}
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +49,7 @@ def studio(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path
     models = {
         PAINTER: declare_model("modular_image", checkpoints[PAINTER]),
         DIRECTOR: declare_model("modular_video", checkpoints[DIRECTOR]),
+        RETOUCHER: declare_model("modular_image", checkpoints[RETOUCHER]),
     }
     with start_system(tmp_path_factory.mktemp("studio"), models) as system:
         yield system
@@ -56,8 +64,6 @@ async def executor_pids(studio: System) -> dict[str, int]:
 
 @cache
 def load_pipeline(checkpoint: Path, cls: str = "DiffusionPipeline") -> Any:
-    import diffusers
-
     pipeline = getattr(diffusers, cls).from_pretrained(checkpoint)
     pipeline.set_progress_bar_config(disable=True)
     return pipeline
@@ -138,6 +144,44 @@ async def test_an_image_starts_from_another_one_as_in_the_pipeline(studio: Syste
     np.testing.assert_array_equal(Image.open(io.BytesIO(file)), expected)
     assert np.any(np.asarray(expected) != np.asarray(expected_image(checkpoints[PAINTER])))
     await studio.ledger_is_empty()
+
+
+@pytest.mark.parametrize("path", [APART, TOGETHER])
+async def test_a_mask_says_where_an_image_changes(studio: System, checkpoints: dict[str, Path], path: str):
+    checkpoint = checkpoints[RETOUCHER]
+    source = Image.fromarray(np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8))
+    alpha = Image.fromarray(np.repeat(np.array([0, 255], np.uint8), 32)[:, None].repeat(64, axis=1))
+    mask = source.copy()
+    mask.putalpha(alpha)
+    files = {name: ("a.png", encode_png(image), "image/png") for name, image in (("image", source), ("mask", mask))}
+    prompts = {"prompt": "a cat", "negative_prompt": "dark"}
+    fields = {"model": RETOUCHER, **prompts, "steps": "4", "seed": "1", "size": "64x64", "strength": "0.5"}
+    async with studio.http() as http:
+        answer = await http.post("/v1/images/edits", data=fields, files=files, headers={"x-omnibus-path": path})
+    assert answer.status_code == 200, answer.text
+
+    pipeline = blocks.open_pipeline(diffusers.StableDiffusionXLModularPipeline, checkpoint)
+    whole = blocks.ModularPart(pipeline, checkpoint, list(pipeline.blocks.sub_blocks), "cpu", "float32")
+    state = pipeline(
+        **prompts, image=source, mask_image=ImageOps.invert(alpha), strength=0.5, width=64, height=64,
+        num_inference_steps=4, generator=torch.Generator().manual_seed(1), output_type="pil",
+    )  # fmt: skip
+    assert whole.names
+    expected = components.to_bytes(state.get("images")[0])
+    changed = np.asarray(Image.open(io.BytesIO(base64.b64decode(answer.json()["data"][0]["b64_json"]))))
+    np.testing.assert_array_equal(changed, expected)
+
+
+async def test_a_mask_and_markup_are_refused_by_name(studio: System):
+    file = ("a.png", encode_png(Image.new("RGB", (32, 32))), "image/png")
+    fields = {"model": PAINTER, "prompt": "a cat", "steps": "2"}
+    for name, message in (("mask", "takes no mask"), ("markup", "takes no markup")):
+        async with studio.http() as http:
+            answer = await http.post("/v1/images/edits", data=fields, files={"image": file, name: file})
+
+        assert answer.status_code == 400, answer.text
+        assert message in read_error(answer)["message"]
+        assert read_error(answer)["param"] == name
 
 
 async def test_invalid_options_are_refused_with_the_parameter(studio: System):

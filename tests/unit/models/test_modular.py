@@ -8,10 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
+from omnibus.encoding.image import encode_image
 from omnibus.errors import BadRequest, ContextTooLong, Fatal
 from omnibus.model_defaults import ImageDefaults
-from omnibus_models import tiny
-from omnibus_models.contract import ImageSpec
+from omnibus_models import image_modes, tiny
+from omnibus_models.contract import ImageChange, ImageSpec
 from omnibus_models.families import family_of
 from omnibus_models.modular import blocks, trial
 from omnibus_models.modular.values import pack_values, unpack_values
@@ -114,7 +115,7 @@ def test_a_class_is_admitted_only_after_a_trial(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("OMNIBUS_CACHE", str(tmp_path))
     tried: list[Any] = []
     monkeypatch.setattr(
-        trial, "try_class", lambda cls: tried.append(cls) or trial.PipelineVerdict("other pixels", "too")
+        trial, "try_class", lambda cls: tried.append(cls) or trial.PipelineVerdict("other pixels", "too", "too")
     )
 
     for _ in range(2):
@@ -160,3 +161,40 @@ def test_pipelines_with_a_family_keep_it_and_others_are_found_by_their_blocks(tm
         (directory / index).write_text(f'{{"_class_name": "{cls}"}}')
 
         assert family_of(directory).name == family
+
+
+def test_transparent_pixels_of_a_mask_are_to_change_or_white_ones_without_transparency():
+    clear = Image.new("RGBA", (2, 1), (0, 0, 0, 255))
+    clear.putpixel((1, 0), (9, 9, 9, 0))
+
+    white = Image.new("RGB", (2, 1), (255, 255, 255))
+
+    masks = [np.asarray(image_modes.convert_to_mask(image)).tolist() for image in (clear, white)]
+
+    assert masks == [[[0, 255]], [[255, 255]]]
+
+
+def test_a_mask_and_a_strength_are_refused_where_the_model_takes_none(parts: dict[str, Any], checkpoint: Path):
+    image = Image.new("RGB", (32, 32))
+    with pytest.raises(BadRequest, match="takes no mask"):
+        parts["vae_encoder"].pack_image(image, SPEC, mask=image)
+    defaults = ImageDefaults(**family_of(checkpoint).image_defaults(checkpoint))  # type: ignore[attr-defined]
+    defaults.check_request("m", {"strength": 0.5}, 1)
+    with pytest.raises(BadRequest, match="m takes no mask of an edit") as mask:
+        defaults.check_request("m", {"mask": image}, 1)
+    assert mask.value.param == "mask"
+
+
+@pytest.mark.parametrize(("strength", "steps"), [(1.0, 3), (0.33, 1)])
+def test_strength_is_the_share_of_steps(parts: dict[str, Any], strength: float, steps: int):
+    encoder, text = parts["vae_encoder"], parts["text_encoder"]
+    source = encoder.encode(encoder.pack_image(Image.new("RGB", (48, 32)), SPEC, strength=strength))
+    [encoded] = text.encode([text.prepare("a cat")])
+
+    assert parts["dit"].open(SPEC, [encoded.embeds], source).steps == steps
+
+
+def test_a_mask_has_the_size_of_its_image(parts: dict[str, Any]):
+    files = [encode_image(np.zeros((side, 32, 3), np.uint8), "png") for side in (32, 48)]
+    with pytest.raises(BadRequest, match="the mask has 32x48, and the image 32x32: make both of one size"):
+        parts["vae_encoder"].prepare(memoryview(files[0]), SPEC, ImageChange(memoryview(files[1])))

@@ -27,6 +27,7 @@ from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.images import (
     CLIENT_PARAM_NAMES,
+    EditImages,
     GeneratedImages,
     ImageTasks,
     check_image_count,
@@ -65,7 +66,7 @@ class ImageChatRoute:
             run = sending.run = self._painters.open_request(request.model, request.seed, post.pinned, post.prices)
             base = post.base_url(self._settings)
             async with run_to_end(run):
-                pictures = await self._chat.load_media(refs)
+                pictures = EditImages(await self._chat.load_media(refs))
                 output = await self._painters.generate_images(
                     run, image_request.task_fields() | {"count": True}, pictures
                 )

@@ -27,6 +27,7 @@ from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.images import (
     CLIENT_PARAM_NAMES,
+    EditImages,
     ImageTasks,
     check_image_count,
     collect_images,
@@ -62,7 +63,7 @@ class ImageGenerationRoute(PostRoute):
         count: int = 0,
         load: Callable[[], Awaitable[Sequence[InspectedMedia]]] | None = None,
     ) -> None:
-        """Generate and send the ``options`` images, from the ``count`` images of ``load``."""
+        """Generate and send the ``options`` images, from the ``count`` images of ``load``, and a mask after them."""
         task = self._painters.get_task(options.model)
         sending.model = options.model
         check_image_count(options.model, task, count)
@@ -73,7 +74,8 @@ class ImageGenerationRoute(PostRoute):
         sending.run = run
         with rename_params(CLIENT_PARAM_NAMES, "image"):
             async with run_to_end(run):
-                pictures = await load() if load is not None else ()
+                files = await load() if load is not None else ()
+                pictures = EditImages(files[:count], files[count] if len(files) > count else None)
                 if options.stream:
                     wish["previews"] = preview_interval(step_count(task, wish), options.partial_images or 0)
                     await sending.send_stream(self._stream_events(run, options, wish, kind, pictures))
@@ -86,7 +88,7 @@ class ImageGenerationRoute(PostRoute):
         run: ClientRequest,
         options: ImageOptions,
         wish: dict[str, Any],
-        pictures: Sequence[InspectedMedia],
+        pictures: EditImages,
         base: str,
     ) -> bytes:
         output = await self._painters.generate_images(run, wish, pictures)
@@ -108,7 +110,7 @@ class ImageGenerationRoute(PostRoute):
         options: ImageOptions,
         wish: dict[str, Any],
         kind: Kind,
-        pictures: Sequence[InspectedMedia],
+        pictures: EditImages,
     ) -> AsyncIterator[bytes]:
         output = await self._painters.generate_images(run, wish, pictures)
         extent = options.extent
@@ -158,26 +160,25 @@ class ImageEditRoute(ImageGenerationRoute):
         form.check_file_names("image", "mask", "markup")
         edit_request = images.parse_edit(form.fields())
         task = self._painters.get_task(edit_request.model)
-        for name in ("mask", "markup"):
-            if form.files(name):
-                raise BadRequest(f"{edit_request.model} edits only whole images: omit the {name}", param=name)
-        files = [(part.data, part.mime) for part in form.files("image")]
-        if not files:
+        if form.files("markup"):
+            raise BadRequest(f"{edit_request.model} takes no markup: omit it, or send a mask", param="markup")
+        count = len(form.files("image"))
+        if not count:
             raise BadRequest("Missing required parameter: 'image'.", param="image")
-        check_image_count(edit_request.model, task, len(files))
+        check_image_count(edit_request.model, task, count)
+        files = [(part.data, part.mime) for name in ("image", "mask") for part in form.files(name)]
         load = partial(inspect_files, files, "image", MediaLimits(body_bytes=self._settings.max_body), "image")
-        await self.send_images(edit_request, post, sending, "image_edit", len(files), load)
+        await self.send_images(edit_request, post, sending, "image_edit", count, load)
 
     async def _edit_named(self, edit_request: EditRequest, post: PostRequest, sending: ResponseWriter) -> None:
         """Answer an edit whose input images the request refers to."""
         check_image_count(edit_request.model, self._painters.get_task(edit_request.model), len(edit_request.images))
         refs = [
-            MediaRef("image", url=each.image_url or "", file_id=each.file_id or "", param=f"images[{index}]")
-            for index, each in enumerate(edit_request.images)
+            MediaRef("image", url=each.image_url or "", file_id=each.file_id or "", param=name)
+            for name, each in edit_request.references.items()
         ]
-        await self.send_images(
-            edit_request, post, sending, "image_edit", len(refs), partial(self._chat.load_media, refs)
-        )
+        load = partial(self._chat.load_media, refs)
+        await self.send_images(edit_request, post, sending, "image_edit", len(edit_request.images), load)
 
 
 class ImageVariationRoute(PostRoute):

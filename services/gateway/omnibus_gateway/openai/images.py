@@ -107,6 +107,13 @@ class EditForm(ImageOptions, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The fields of ``POST /v1/images/edits`` except the files."""
 
     input_fidelity: str | None = None
+    #: An extra: how much to change of the image.
+    strength: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+    def task_fields(self) -> dict[str, Any]:
+        """Return the fields that the client set, by the names of ``omnibus.task.library.RedrawInput``."""
+        fields = super().task_fields()
+        return fields if self.strength is None else {**fields, "strength": self.strength}
 
 
 class ImageReference(Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,6 +127,13 @@ class EditRequest(EditForm, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """The body of ``POST /v1/images/edits`` as JSON. It references images instead of uploading them."""
 
     images: Annotated[list[ImageReference], Meta(min_length=1, max_length=16)]
+    mask: ImageReference | None = None
+
+    @property
+    def references(self) -> dict[str, ImageReference]:
+        """The images, and the mask after them, by their names in the request."""
+        images = {f"images[{index}]": each for index, each in enumerate(self.images)}
+        return images if self.mask is None else {**images, "mask": self.mask}
 
 
 # Responses
@@ -239,9 +253,9 @@ def parse_edit_json(body: bytes) -> EditRequest:
     """Decode and check an edit that references its images. Raises ``BadRequest`` with ``param``."""
     request = decode_body(_EDIT, body)
     _check_edit(request)
-    for index, each in enumerate(request.images):
+    for name, each in request.references.items():
         if (each.file_id is None) == (each.image_url is None):
-            raise BadRequest("An image must have either a file_id or an image_url.", param=f"images[{index}]")
+            raise BadRequest("An image must have either a file_id or an image_url.", param=name)
     return request
 
 

@@ -37,8 +37,19 @@ APP = "images"
 CLIENT_PARAM_NAMES = {"width": "size", "height": "size", "every": "partial_images", IMAGES: "image"}
 
 
+MASK = "mask"
 #: Fields of ``DrawInput`` that a model may have defaults for.
 _DEFAULTS = ("width", "height", "steps", "guidance")
+
+
+class EditImages(NamedTuple):
+    """Images of a request, and the mask of the first one."""
+
+    images: Sequence[InspectedMedia] = ()
+    mask: InspectedMedia | None = None
+
+
+NO_IMAGES = EditImages()
 
 
 class ImageTasks:
@@ -59,7 +70,7 @@ class ImageTasks:
         return run
 
     async def generate_images(
-        self, run: ClientRequest, wish: Mapping[str, Any], images: Sequence[InspectedMedia] = ()
+        self, run: ClientRequest, wish: Mapping[str, Any], inputs: EditImages = NO_IMAGES
     ) -> ImageOutput:
         """Send ``wish``; return its results, which you must read.
 
@@ -67,10 +78,15 @@ class ImageTasks:
         and the errors of ``Run.submit``, with the client's name in ``param``.
         """
         task = self.get_task(run.model)
-        wish = self.add_defaults(run.model, wish)
-        check_image_count(run.model, task, len(images))
-        self._runs.router.get_model(run.model).image_defaults.check_request(run.model, wish, len(images))
-        placed_images = [await self._place_image(run, image) for image in images]
+        wish = self.add_defaults(run.model, wish) | ({} if inputs.mask is None else {MASK: inputs.mask})
+        count = len(inputs.images)
+        check_image_count(run.model, task, count)
+        self._runs.router.get_model(run.model).image_defaults.check_request(run.model, wish, count)
+        if MASK in wish and MASK not in request_class(task).model_fields:
+            raise BadRequest(f"{run.model} edits only whole images: omit the mask", param=MASK)
+        placed_images = [await self._place_image(run, image) for image in inputs.images]
+        if inputs.mask is not None:
+            wish[MASK] = await self._place_image(run, inputs.mask)
         with use(run):
             request = build_request(run.model, task, {**wish, **_image_inputs(task, placed_images)})
             output: ImageOutput = await run_task(task.invoke, request)

@@ -161,6 +161,10 @@ class RedrawInput(DrawInput):
 
     #: The image to start from, as ``EncodeInput.media``.
     image: PlacedMedia | None = None
+    #: As ``FrameInput.mask``.
+    mask: PlacedMedia | None = None
+    #: As ``FrameInput.strength``.
+    strength: float | None = Field(default=None, ge=0, le=1)
 
 
 class ImageToImage(CompositeTask[RedrawInput, ImageOutput]):
@@ -191,7 +195,8 @@ class ImageToImage(CompositeTask[RedrawInput, ImageOutput]):
         if request.image is None:
             return None
         seed = _image_seed(request, place)
-        frame = FrameInput(media=request.image, width=request.width, height=request.height, seed=seed)
+        size = {"width": request.width, "height": request.height}
+        frame = FrameInput(media=request.image, **size, seed=seed, mask=request.mask, strength=request.strength)
         return self.frame_encoder.invoke(frame, work=request.pixels // 1024).latents
 
 

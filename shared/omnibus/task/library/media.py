@@ -48,6 +48,10 @@ class FrameInput(TaskInput):
     frames: int = 1
     #: Seed of the noise, as the denoiser's, for encoders that draw some; None: the invocation's.
     seed: int | None = None
+    #: As ``EncodeInput.media``, an image of the same size whose transparent pixels, or else white ones, are to change.
+    mask: PlacedMedia | None = None
+    #: How much to change of an image, from 0 to 1; None: as the model does.
+    strength: float | None = None
 
 
 class FrameOutput(TaskOutput):
