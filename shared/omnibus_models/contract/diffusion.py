@@ -64,7 +64,7 @@ class ImageSpec:
 
 @dataclass(frozen=True)
 class ImageChange:
-    """What to change of an image: where, by the image file ``mask``, and how much, by ``strength`` in [0, 1].
+    """Change of an image: its place, by the image file ``mask``, and its ``strength`` in [0, 1].
 
     A transparent pixel of the mask is one to change, or a white one if the file has no transparency.
     """
