@@ -1,6 +1,10 @@
 """An app that is a model for transcriptions, speech and embeddings, without weights: ``examples/morse.py``."""
 
+import asyncio
+import base64
 import json
+from collections.abc import AsyncIterator
+from typing import Any
 
 import numpy as np
 import openai
@@ -47,6 +51,30 @@ async def test_a_transcript_has_segments_subtitles_and_a_stream(twin_models: App
     assert verbose.duration == pytest.approx(verbose.segments[0].end, abs=0.01)
     assert str(subtitles).splitlines()[2] == "sos"
     assert [event.type for event in events] == ["transcript.text.delta", "transcript.text.done"]
+
+
+async def test_a_session_by_voice_is_transcribed_by_it(twin_models: AppSystem):
+    async with twin_models.system.client() as client:
+        response = await client.audio.speech.create(model=MORSE, input="sos", voice="low", response_format="pcm")
+        samples = np.frombuffer(response.content, "<i2").repeat(3)  # 24,000 in a second
+        async with client.realtime.connect(extra_query={"intent": "transcription"}) as session:
+            await session.session.update(
+                session={"type": "transcription", "audio": {"input": {"transcription": {"model": MORSE}, "turn_detection": None}}}
+            )  # fmt: skip
+            await session.input_audio_buffer.append(audio=base64.b64encode(samples.tobytes()).decode())
+            await session.input_audio_buffer.commit()
+            async with asyncio.timeout(30):
+                events = [event async for event in until_transcribed(session)]
+
+    assert events[-1].type == "conversation.item.input_audio_transcription.completed", events
+    assert events[-1].transcript == "sos"
+
+
+async def until_transcribed(session: Any) -> AsyncIterator[Any]:
+    async for event in session:
+        yield event
+        if event.type.startswith("conversation.item.input_audio_transcription.") and not event.type.endswith("delta"):
+            return
 
 
 async def test_its_embeddings_are_rows_of_the_texts(twin_models: AppSystem):

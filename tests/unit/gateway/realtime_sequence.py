@@ -12,6 +12,7 @@ import numpy as np
 from omnibus.errors import Overloaded
 from omnibus.recording.sessions import SessionEntry, read_session
 from omnibus.service import until_cancelled
+from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.realtime.event_sender import EventSender
 from omnibus_gateway.realtime.restored import RestoredSession
 from omnibus_gateway.realtime.resume_token import ResumeToken
@@ -89,7 +90,7 @@ class Sequence:
         self.ledger = Ledger(self.most)
         self.outbox = RecordingEventSender(self.account, log)
         context = SessionContext(
-            self.home.chat, self.home.chat, self.abilities, int(time.time() + 3600), self.ledger.count_bytes,
+            self.home.chat, self.home.chat, RecordingReader(self.home.chat.runs), self.abilities, int(time.time() + 3600), self.ledger.count_bytes,
             nullcontext, list, begins_early=True,
         )  # fmt: skip
         self.session = RealtimeSession(self.token.id, context, config, self.outbox, restored_session)

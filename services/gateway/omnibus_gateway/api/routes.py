@@ -24,6 +24,7 @@ from omnibus_gateway.api.transcriptions import TranscriptionRoute, TranslationRo
 from omnibus_gateway.api.uploads import UploadRoutes
 from omnibus_gateway.api.videos import VideoRoutes
 from omnibus_gateway.apps.chat import AppChats
+from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.batches.service import Batches
 from omnibus_gateway.http.exchange import PostRoute
 from omnibus_gateway.media.made_files import MadeFiles
@@ -43,7 +44,7 @@ from omnibus_gateway.responses.service import Responses
 from omnibus_gateway.responses.sockets import ResponseSockets
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.images import ImageTasks
-from omnibus_gateway.tasks.recognition import Recognizers, Speakers
+from omnibus_gateway.tasks.recognition import Speakers
 from omnibus_gateway.tenancy.deferred import DeferredWork
 from omnibus_gateway.videos.service import Videos
 
@@ -65,17 +66,17 @@ class RouteTable:
         image_chat_route = ImageChatRoute(settings, chat, painters, files)
         translate = DialectTranslator(runs.router, chat, painters)
         chat_route = ChatRoute(settings, chat, image_chat_route, translate)
-        recognizers = Recognizers(runs)
+        self._recordings = recordings = RecordingReader(runs)
         speech_route, transcription_route = (
             SpeechRoute(settings, chat, Speakers(runs)),
-            TranscriptionRoute(settings, chat, recognizers),
+            TranscriptionRoute(settings, chat, recordings),
         )
-        translation_route = TranslationRoute(settings, chat, recognizers)
+        translation_route = TranslationRoute(settings, chat, recordings)
         context = ResponseContext(videos.store, chat)
         embedding_route = EmbeddingRoute(settings, runs)
         self._with_apps = chat_route, speech_route, transcription_route, translation_route, embedding_route
         self.sessions = Realtime(
-            settings, chat, runs.records.bus, deferred_work.events if deferred_work is not None else None
+            settings, chat, recordings, runs.records.bus, deferred_work.events if deferred_work is not None else None
         )
         secrets = ClientSecrets(settings, videos.store)
         #: Answers WebSockets, except those of ``response_sockets``.
@@ -125,6 +126,6 @@ class RouteTable:
 
     def add_apps(self, apps: AppChats) -> None:
         """Serve the models of ``apps`` as well."""
-        self._made.specs.chats = self.sessions.chats = apps
+        self._made.specs.chats = self.sessions.chats = self._recordings.apps = apps
         for route in self._with_apps:
             route.chats = apps

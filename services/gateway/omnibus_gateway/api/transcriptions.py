@@ -1,9 +1,9 @@
 """``POST /v1/audio/transcriptions`` and ``/v1/audio/translations``: the speech of an audio file as text.
 
-A recognizer (``Recognizers``) takes the file, and so does an app with a function ``transcribe``. A model that chats and
-hears takes a chat with a fixed instruction. It is greedy unless the client sends a temperature. The chat consists of
-``SYSTEM``, the instruction, the client's language and prompt, and the audio. The answer is the text. Any other app that
-is a model receives the same chat.
+A recognizer takes the file, and so does an app with a function ``transcribe``: see ``RecordingReader``. A model that
+chats and hears takes a chat with a fixed instruction. It is greedy unless the client sends a temperature. The chat
+consists of ``SYSTEM``, the instruction, the client's language and prompt, and the audio. The answer is the text. Any
+other app that is a model receives the same chat.
 """
 
 from collections.abc import AsyncIterator
@@ -13,20 +13,18 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET
 
-from omnibus.app.routes import TRANSCRIPTIONS
 from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
-from omnibus.task import ChatOutput, CompositeTask
-from omnibus.task.item_codec import decode_part
+from omnibus.task import ChatOutput
 from omnibus.task.library import (
     TranscribeParams,
-    Transcript,
     TranscriptChunk,
     TranscriptSegment,
     TranscriptWord,
 )
 from omnibus_gateway.apps.chat import AppChats
-from omnibus_gateway.dispatch.streams import ItemStream, merge_streams
+from omnibus_gateway.apps.recordings import RecordingReader
+from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
@@ -40,7 +38,6 @@ from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.output_streams import open_output_streams
 from omnibus_gateway.tasks.prepared_chat import PreparedChat as AskedOfModel
-from omnibus_gateway.tasks.recognition import Recognizers
 from omnibus_gateway.tasks.resolve import rename_params
 
 TEXT = b"text/plain; charset=utf-8"
@@ -69,18 +66,18 @@ class TranscriptionRoute(PostRoute):
     #: Whether the text is English for audio in any language.
     translates: ClassVar[bool] = False
 
-    def __init__(self, settings: GatewaySettings, chat: Chat, recognizers: Recognizers) -> None:
+    def __init__(self, settings: GatewaySettings, chat: Chat, recordings: RecordingReader) -> None:
         super().__init__(settings)
         self._chat = chat
-        self._recognizers = recognizers
+        self._recordings = recordings
         self.chats: Chat | AppChats = chat
 
     async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
         form = multipart.parse_form(post.body, post.content_type)
         form.check_file_names("file")
         transcription_form = self._parse_fields(form)
-        task = self._recognizers.find_task(transcription_form.model)
-        run = sending.run = self._open_request(transcription_form, task, post)
+        reads = self._recordings.reads(transcription_form.model)
+        run = sending.run = self._open_request(transcription_form, post)
         sending.model = transcription_form.model
         part = form.file("file")
         limits = MediaLimits(body_bytes=self._settings.max_body)
@@ -88,8 +85,9 @@ class TranscriptionRoute(PostRoute):
         got = run.answer = TranscriptAnswer(transcription_form.model, run.created)
         with rename_params(_CLIENT_PARAM_NAMES):
             async with run_to_end(run):
-                if task is not None or self._has_function(transcription_form.model):
-                    chunks = self._recognize(transcription_form, task, item, run, got)
+                if reads:
+                    params = _recognition_params(transcription_form, self.translates)
+                    chunks = _read_transcript(self._recordings.read(run, transcription_form.model, item, params), got)
                 else:
                     chunks = await self._begin_chat(transcription_form, item, run, got)
                 if transcription_form.stream:
@@ -102,44 +100,16 @@ class TranscriptionRoute(PostRoute):
     def _parse_fields(self, form: Form) -> TranscriptionForm:
         return transcriptions.parse_transcription_form(form.fields(*transcriptions.LISTS))
 
-    def _has_function(self, model: str) -> bool:
-        return isinstance(self.chats, AppChats) and self.chats.is_served_by_app(model, TRANSCRIPTIONS)
-
-    def _open_request(self, form: TranscriptionForm, task: CompositeTask | None, post: PostRequest) -> ClientRequest:
-        if task is not None:
+    def _open_request(self, form: TranscriptionForm, post: PostRequest) -> ClientRequest:
+        if self._recordings.reads(form.model):
             transcriptions.require_recognizer_values(form)
-            return self._recognizers.open_request(form.model, task, form.seed, post.pinned, post.prices)
-        if isinstance(self.chats, AppChats) and self._has_function(form.model):
-            transcriptions.require_recognizer_values(form)
-            run = self.chats.open_request(form.model, form.seed, post.pinned, route=TRANSCRIPTIONS)
-            self._chat.check_price(run, post.prices)
-            return run
+            return self._recordings.open_request(form.model, form.seed, post.pinned, post.prices)
         transcriptions.require_chat_values(form)
         run = self.chats.open_request(form.model, form.seed, post.pinned)
         if run.model:
             self._chat.require_encoder(run.model_name, "audio")
         self._chat.check_price(run, post.prices)
         return run
-
-    async def _recognize(
-        self,
-        form: TranscriptionForm,
-        task: CompositeTask | None,
-        item: InspectedMedia,
-        run: ClientRequest,
-        got: TranscriptAnswer,
-    ) -> AsyncIterator[str]:
-        """Yield the text of a recognizer; without a ``task``, it is an app."""
-        params = _recognition_params(form, self.translates)
-        if task is not None:
-            transcript = await self._recognizers.transcribe(run, task, item, params)
-        else:
-            assert isinstance(self.chats, AppChats)  # noqa: S101 - it has a function
-            request = await self._recognizers.place_recording(run, item, params)
-            streams = await self.chats.call_route(run, TRANSCRIPTIONS, request, [request.media])
-            transcript = Transcript.model_construct(text=_read_chunks(streams["text"]))
-        async for text in _read_transcript(transcript, got):
-            yield text
 
     async def _begin_chat(
         self, form: TranscriptionForm, item: InspectedMedia, run: ClientRequest, got: TranscriptAnswer
@@ -200,15 +170,9 @@ async def _text_chunks(output: ChatOutput, got: AnswerAccumulator) -> AsyncItera
                 yield text
 
 
-async def _read_chunks(stream: ItemStream) -> AsyncIterator[TranscriptChunk]:
-    async for batch in merge_streams({"text": stream}):
-        for _, item in batch:
-            yield decode_part(TranscriptChunk, item)
-
-
-async def _read_transcript(transcript: Transcript, got: TranscriptAnswer) -> AsyncIterator[str]:
+async def _read_transcript(transcript: AsyncIterator[TranscriptChunk], got: TranscriptAnswer) -> AsyncIterator[str]:
     got.segments = []
-    async for chunk in transcript.text:
+    async for chunk in transcript:
         closing = {"usage": chunk.usage, "finish_reason": chunk.finish_reason} if chunk.usage else {}
         got.add_item("text", {"text": chunk.text, **closing}, None)
         got.segments += chunk.segments

@@ -15,6 +15,7 @@ from omnibus.recording.sessions import read_session
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.apps.chat import AppChats
+from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.http import websocket
 from omnibus_gateway.http.websocket import WebSocketConnection
 from omnibus_gateway.openai.realtime.client_events import read_event_id
@@ -80,7 +81,14 @@ class OpenedSession(NamedTuple):
 class Realtime(OpenSockets):
     """Opens sessions with the models of ``chat`` and of apps."""
 
-    def __init__(self, settings: GatewaySettings, chat: Chat, bus: Bus, events: LogBudget | None = None) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        chat: Chat,
+        recordings: RecordingReader,
+        bus: Bus,
+        events: LogBudget | None = None,
+    ) -> None:
         self._events = events
         if settings.realtime_resume not in RESUME_MODES:
             modes = ", ".join(RESUME_MODES)
@@ -89,6 +97,7 @@ class Realtime(OpenSockets):
         super().__init__(settings, "session", "realtime sessions")
         self._bus = bus
         self._chat = chat
+        self._recordings = recordings
         self.chats: Chat | AppChats = chat
         GATEWAY.realtime_open.set_value(lambda: self.count)
 
@@ -146,7 +155,7 @@ class Realtime(OpenSockets):
     def _find_abilities(self, model: str, kind: SessionKind) -> ModelAbilities:
         if kind == "transcription":
             if model:
-                require_hearing(self._chat, self.chats, model, "model")
+                require_hearing(self._chat, self.chats, self._recordings, model, "model")
             return TRANSCRIBES
         if isinstance(self.chats, AppChats) and self.chats.is_served_by_app(model):
             return ModelAbilities()
@@ -186,6 +195,7 @@ class Realtime(OpenSockets):
         context = SessionContext(
             self._chat,
             self.chats,
+            self._recordings,
             opened_session.abilities,
             int(opened_session.expires),
             HeldBytes().count_bytes,

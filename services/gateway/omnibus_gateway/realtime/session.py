@@ -60,6 +60,7 @@ class RealtimeSession:
             config.model,
             context.chat,
             context.chats,
+            context.recordings,
             context.limit,
             self._post,
             self._write_down,

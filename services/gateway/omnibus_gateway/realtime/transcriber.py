@@ -7,8 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from omnibus.errors import BadRequest, Fatal, OmnibusError
+from omnibus.task.library import TranscribeParams
 from omnibus_gateway.apps.chat import AppChats
+from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.media.inspect import MediaLimits, inspect_files
 from omnibus_gateway.openai import chat_request as chats
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.realtime.session import InputTranscription
@@ -30,9 +33,9 @@ _HABITUAL_MODELS = re.compile(r"whisper-1|gpt-[a-z0-9.-]*(transcribe|whisper)[a-
 _PREFIX = "conversation.item.input_audio_transcription"
 
 
-def require_hearing(chat: Chat, chats: Chat | AppChats, model: str, param: str) -> None:
-    """Raise ``NotFound``, or ``BadRequest`` if the model has no audio input; app models are not checked."""
-    if isinstance(chats, AppChats) and chats.is_served_by_app(model):
+def require_hearing(chat: Chat, chats: Chat | AppChats, recordings: RecordingReader, model: str, param: str) -> None:
+    """Raise ``NotFound``, or ``BadRequest`` if the model has no audio input; app models that chat are not checked."""
+    if recordings.reads(model) or (isinstance(chats, AppChats) and chats.is_served_by_app(model)):
         return
     try:
         chat.require_encoder(model, "audio")
@@ -52,6 +55,7 @@ class InputTranscriber:
         model: str,
         chat: Chat,
         all_chats: Chat | AppChats,
+        recordings: RecordingReader,
         limit: Callable[[], AbstractContextManager[None]],
         post: Callable[[Sequence[Event]], None],
         on_transcript: Callable[[str, str], None],
@@ -59,6 +63,7 @@ class InputTranscriber:
         self._model = model
         self._chat = chat
         self._chats = all_chats
+        self._recordings = recordings
         self._limit = limit
         self._post = post
         self._on_transcript = on_transcript
@@ -72,7 +77,7 @@ class InputTranscriber:
                 f"{config.model} is not served here: name a model of /v1/models with audio input.",
                 param="session.audio.input.transcription.model",
             )
-        require_hearing(self._chat, self._chats, model, "session.audio.input.transcription.model")
+        require_hearing(self._chat, self._chats, self._recordings, model, "session.audio.input.transcription.model")
         return model
 
     def start(self, config: InputTranscription, item: ConversationItem, known_text: str = "") -> None:
@@ -105,7 +110,10 @@ class InputTranscriber:
 
     async def _answer(self, config: InputTranscription, item: ConversationItem, known_text: str) -> AnswerAccumulator:
         place, output_known = {"item_id": item.id, "content_index": 0}, KnownOutput.of_text(known_text)
-        request = _build_request(self.find_model(config), config, item)
+        model = self.find_model(config)
+        if self._recordings.reads(model):
+            return await self._read(model, config, item, output_known)
+        request = _build_request(model, config, item)
         run = self._chats.open_request(request.model)
         got = run.answer = AnswerAccumulator(request.model, run.created)
         async with run_to_end(run):
@@ -117,12 +125,33 @@ class InputTranscriber:
                         self._post([{"type": f"{_PREFIX}.delta", **place, "delta": text}])
         return got
 
+    async def _read(
+        self, model: str, config: InputTranscription, item: ConversationItem, output_known: KnownOutput
+    ) -> AnswerAccumulator:
+        """Transcribe with a recognizer, or with an app's function."""
+        [recording] = await inspect_files([(_wav_file(item), "audio/wav")], "audio", MediaLimits(), "audio")
+        params: TranscribeParams = {"language": config.language, "prompt": config.prompt or ""}
+        run = self._recordings.open_request(model)
+        got = run.answer = AnswerAccumulator(model, run.created)
+        async with run_to_end(run):
+            async for chunk in self._recordings.read(run, model, recording, params):
+                closing = {"usage": chunk.usage, "finish_reason": chunk.finish_reason} if chunk.usage else {}
+                got.add_item("text", {"text": chunk.text, **closing}, None)
+                if text := output_known.skip_text(chunk.text):
+                    place = {"item_id": item.id, "content_index": 0}
+                    self._post([{"type": f"{_PREFIX}.delta", **place, "delta": text}])
+        return got
 
-def _build_request(model: str, config: InputTranscription, item: ConversationItem) -> ChatRequest:
+
+def _wav_file(item: ConversationItem) -> bytes:
     part = item.parts[0]
     if part.format is None:
         raise BadRequest("The item has no audio.")
-    input_audio = chats.InputAudio(encode_base64(to_wav(part.audio, part.format)), "wav")
+    return to_wav(part.audio, part.format)
+
+
+def _build_request(model: str, config: InputTranscription, item: ConversationItem) -> ChatRequest:
+    input_audio = chats.InputAudio(encode_base64(_wav_file(item)), "wav")
     instructions = instruct_transcription(config.language, config.prompt)
     content: list[chats.UserPart] = [chats.TextPart(instructions), chats.InputAudioPart(input_audio)]
     return ChatRequest(model=model, messages=[chats.SystemMessage(SYSTEM), chats.UserMessage(content)], temperature=0.0)

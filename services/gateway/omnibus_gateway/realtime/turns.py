@@ -10,6 +10,7 @@ import msgspec
 from omnibus.errors import OmnibusError, Overloaded, TooSlow
 from omnibus.recording.sessions import BegunTurn
 from omnibus_gateway.apps.chat import AppChats
+from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.realtime.session import SessionConfig, encode_event
 from omnibus_gateway.realtime.config import ModelAbilities
@@ -40,6 +41,7 @@ class SessionContext(NamedTuple):
 
     chat: Chat
     chats: Chat | AppChats
+    recordings: RecordingReader
     abilities: ModelAbilities
     expires_at: int
     count_bytes: Callable[[int], None]
