@@ -143,8 +143,8 @@ def try_towers(module: Any, images: Sequence[Features], masked: bool = True) -> 
         if _distance(*vectors) < _APART:
             raise errors.Fatal(f"the vector of an input does not depend on the {kind}")
     towers = Towers(
-        [*unused_modules(module, text_used, ())],
-        [*unused_modules(module, image_used, ())],
+        _unused_towers(module, text_used),
+        _unused_towers(module, image_used),
         reads_padding=_reads_padding(module, texts),
         batched=not _is_changed(partial(_embed_together, module, images), image_vectors),
         text_attention=attention,
@@ -157,6 +157,12 @@ def try_towers(module: Any, images: Sequence[Features], masked: bool = True) -> 
         if not _reads_padding(module, texts):
             towers = towers._replace(reads_padding=False, text_attention="eager")
     return towers
+
+
+def _unused_towers(module: Any, used: set[str]) -> list[str]:
+    """Return paths of modules without ``used`` parameters. Single layers stay: the library's initialisation reads them.
+    """
+    return [path for path in unused_modules(module, used, ()) if any(module.get_submodule(path).children())]
 
 
 def _settle_norms(module: Any, images: Sequence[Features]) -> None:

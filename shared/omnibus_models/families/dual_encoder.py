@@ -108,6 +108,7 @@ class TextTower(LoadedComponent):
     def embed(self, batch: Sequence[Prepared]) -> list[Tensor]:
         """Run one forward pass."""
         vectors = self._batches.run([text.features for text in batch], "pooler_output")
+        vectors = [vector if vector.dim() == 1 else vector[0] for vector in vectors]  # see ``embed_inputs``
         return [nn.functional.normalize(vector.float(), dim=-1) for vector in vectors]
 
 

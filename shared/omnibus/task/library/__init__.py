@@ -31,6 +31,7 @@ from omnibus.task.library.images import (
     ImageToImage,
     RedrawInput,
 )
+from omnibus.task.library.image_text import ImageTextEmbedding, ImageTextInput, ImageTextVectors
 from omnibus.task.library.language import (
     Decode,
     DecodeInput,
@@ -141,6 +142,9 @@ __all__ = [
     "ImageEdit",
     "ImageGeneration",
     "ImageOutput",
+    "ImageTextEmbedding",
+    "ImageTextInput",
+    "ImageTextVectors",
     "ImageToImage",
     "Omni",
     "PlacedMedia",
