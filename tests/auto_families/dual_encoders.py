@@ -48,7 +48,7 @@ def try_type(model_type: str) -> Trial:
 
 
 def default_config(model_type: str) -> Any:
-    """Return the library's configuration of a type, or that of ViT and BERT together."""
+    """Return the library's configuration of a type."""
     cls = transformers.CONFIG_MAPPING[model_type]
     if model_type != "vision-text-dual-encoder":
         # The library's configuration has smaller images than its processor.
@@ -76,7 +76,7 @@ _UNMASKED = ("siglip", "siglip2")
 
 
 def write_checkpoint(model_type: str, directory: Path) -> Path:
-    """Write a small random checkpoint of ``model_type`` with its processor, and return ``directory``."""
+    """Write a small random checkpoint of ``model_type`` to ``directory``."""
     config = default_config(model_type)
     module = build_towers(getattr(transformers, MODEL_MAPPING_NAMES[model_type]), config)
     module.save_pretrained(directory)
@@ -96,7 +96,7 @@ def _make_tokenizer(model_type: str, config: Any) -> Any:
     used = {token for _, token in marks.values()}
     words = sorted({word for text in TEXTS for word in text.split()})
     free = (token for token in range(4, 250) if token not in used)
-    vocabulary = {**{text: token for text, token in marks.values()}, **dict(zip(words, free, strict=False))}
+    vocabulary = dict([*marks.values(), *zip(words, free, strict=False)])
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.normalizer, backend.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.Whitespace()
     backend.post_processor = processors.TemplateProcessing(
@@ -111,14 +111,14 @@ def _make_tokenizer(model_type: str, config: Any) -> Any:
 
 
 def embed_texts(model: Any, processor: Any, texts: Sequence[str], **options: Any) -> torch.Tensor:
-    """Return the library's vectors of ``texts``, each computed alone, [texts, width] of length 1."""
+    """Return the library's unit vectors [texts, width], each computed alone."""
     inputs = [processor.tokenizer([text], return_tensors="pt", **options) for text in texts]
     with torch.inference_mode():
         return _join_vectors([model.get_text_features(**each).pooler_output for each in inputs])
 
 
 def embed_images(model: Any, processor: Any, files: Sequence[bytes]) -> torch.Tensor:
-    """Return the library's vectors of image ``files``, each computed alone, [files, width] of length 1."""
+    """Return the library's unit vectors [files, width], each computed alone."""
     images = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
     inputs = [processor.image_processor(images=[image], return_tensors="pt") for image in images]
     with torch.inference_mode():

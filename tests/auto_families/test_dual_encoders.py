@@ -1,4 +1,4 @@
-"""Every class of transformers that embeds texts and images runs as the stored outcomes say, with the library's vectors."""
+"""Classes that embed texts and images run as their stored outcomes say."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -46,9 +46,9 @@ def family_of(checkpoint: Path) -> ModelFamily:
     It is the ``model_type`` in config.json, or the class in model_index.json. A pipeline without a family of its own,
     which diffusers has in blocks, is of ``modular_image`` or ``modular_video``. A language model of transformers
     without a family of its own is of the family ``causal_lm``, or of ``multimodal_lm`` if it has encoders. Embedders
-    and rerankers are of ``sentence_encoder`` and ``cross_encoder``, embedders of texts and images of ``dual_encoder``,
-    recognizers with an encoder and a decoder of ``speech_to_text``, and text-to-speech models of ``text_to_speech``. Raises ``NotFound`` if no configuration
-    can be read, or the architecture is unknown.
+    and rerankers are of ``sentence_encoder`` and ``cross_encoder``. Embedders of texts and images are of
+    ``dual_encoder``, recognizers with an encoder and a decoder of ``speech_to_text``, and text-to-speech models of
+    ``text_to_speech``. Raises ``NotFound`` if no configuration can be read, or the architecture is unknown.
     """
     for index in (Path(checkpoint) / "model_index.json", Path(checkpoint) / "modular_model_index.json"):
         if index.exists():
@@ -91,7 +91,7 @@ def _generic_family(name: str, config: Mapping[str, Any]) -> str:
 
 
 def is_dual_encoder(name: str, config: Mapping[str, Any]) -> bool:
-    """Return whether the class of ``config`` of type ``name`` embeds texts and images."""
+    """Return whether ``config`` of type ``name`` embeds texts and images."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 

@@ -1,6 +1,6 @@
-"""The two towers of a model that embeds texts and images: what each uses, and how texts are padded.
+"""The two towers of a model that embeds texts and images.
 
-A small random copy shows it, so that no class needs code of its own.
+A small random copy shows the modules of each, and how texts are padded, so that classes need no separate code.
 """
 
 import copy
@@ -27,10 +27,11 @@ _ROUNDING, _APART = 1e-5, 1e-3
 
 
 class Towers(NamedTuple):
-    """Paths of modules that only the image tower (``vision``) or only the text tower (``text``) uses.
+    """Two towers of one model.
 
-    If the text tower ``reads_padding``, all texts must have the length with which it was trained. ``batched`` images
-    can share a pass. The towers have implementations of attention, ``text_attention`` and ``image_attention``.
+    ``vision`` and ``text`` are paths of modules that only the image tower or only the text tower uses. If the text
+    tower ``reads_padding``, all texts must have the length with which it was trained. ``batched`` images can share a
+    pass. The towers have implementations of attention, ``text_attention`` and ``image_attention``.
     """
 
     vision: Sequence[str]
@@ -47,7 +48,7 @@ class ImageProcessor(ItemProcessor):
     def __init__(self, processor: Any) -> None:
         self.processor = processor
         self.placeholders = {"image": ("", 0)}
-        self.closer = frozenset()  # type: ignore[misc]
+        self.closer = frozenset()
 
     def process_item(self, item: Any, modality: str, alone: bool = True) -> Any:
         """Return a decoded image as its tower takes it. Raises ``BadRequest`` for one that is not taken."""
@@ -127,7 +128,7 @@ def build_towers(cls: Any, config: Any) -> Any:
 
 @torch.no_grad()
 def try_towers(module: Any, images: Sequence[Features], masked: bool = True) -> Towers:
-    """Return the towers of ``module``, which embeds two texts and the two ``images``.
+    """Return the towers of ``module`` after it has embedded texts and ``images``.
 
     Texts have a mask if they are ``masked``. Raises ``Fatal`` for a model that cannot be served.
     """
@@ -160,7 +161,9 @@ def try_towers(module: Any, images: Sequence[Features], masked: bool = True) -> 
 
 
 def _unused_towers(module: Any, used: set[str]) -> list[str]:
-    """Return paths of modules without ``used`` parameters. Single layers stay: the library's initialisation reads them.
+    """Return paths of modules without ``used`` parameters.
+
+    Single layers stay, because the library's initialisation of weights reads them.
     """
     return [path for path in unused_modules(module, used, ()) if any(module.get_submodule(path).children())]
 
@@ -183,7 +186,7 @@ def _draw_texts(config: Any, masked: bool) -> list[Features]:
     eos = getattr(text, "eos_token_id", None)
     generator = torch.Generator().manual_seed(0)
     eos = eos if isinstance(eos, int) and eos <= last else last
-    texts = []
+    texts: list[Features] = []
     for length in _LENGTHS:
         ids = torch.randint(last // 4, last // 2, (1, length), generator=generator)
         ids[0, -2:] = torch.tensor([last, eos])
@@ -197,19 +200,19 @@ def _embed_alone(module: Any, kind: str, inputs: Sequence[Features]) -> Tensor:
 
 
 def _embed_together(module: Any, images: Sequence[Features]) -> Tensor:
-    joined = {name: torch.cat([features[name] for features in images]) for name in images[0]}
-    return embed_inputs(module.get_image_features, joined)[0]
+    features = {name: torch.cat([image[name] for image in images]) for name in images[0]}
+    return embed_inputs(module.get_image_features, features)[0]
 
 
 def _reads_padding(module: Any, texts: Sequence[Features]) -> bool:
-    """Return whether vectors change in one pass with padding, which follows the longer text as well."""
+    """Return whether vectors change in a pass with padding."""
     return _is_changed(partial(_embed_padded, module, texts), _embed_alone(module, "text", texts))
 
 
 def _embed_padded(module: Any, texts: Sequence[Features]) -> Tensor:
     pad = getattr(getattr(module.config, "text_config", module.config), "pad_token_id", None) or 0
     width = max(_LENGTHS) + _PADDING
-    padded = {
+    inputs = {
         name: torch.cat(
             [
                 nn.functional.pad(text[name], (0, width - text[name].shape[1]), value=pad if name == "input_ids" else 0)
@@ -218,7 +221,7 @@ def _embed_padded(module: Any, texts: Sequence[Features]) -> Tensor:
         )
         for name in texts[0]
     }
-    return embed_inputs(module.get_text_features, padded)[0]
+    return embed_inputs(module.get_text_features, inputs)[0]
 
 
 def _is_changed(embed: Callable[[], Tensor], alone: Tensor) -> bool:
@@ -230,7 +233,7 @@ def _is_changed(embed: Callable[[], Tensor], alone: Tensor) -> bool:
 
 
 def _require_apart(module: Any, kind: str, inputs: Sequence[Features], drop: Sequence[str]) -> None:
-    """Raise ``Fatal`` unless the tower of ``kind`` gives the same vectors without the modules in ``drop``."""
+    """Raise ``Fatal`` unless a tower gives the same vectors without ``drop``."""
     tower = copy.deepcopy(module)
     for path in drop:
         loading.remove_part(tower, path)

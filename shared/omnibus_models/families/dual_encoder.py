@@ -1,6 +1,6 @@
 """Encoders of texts and images to one space: any class with ``get_text_features`` and ``get_image_features``.
 
-CLIP, SigLIP, ALIGN and others need no code of their own. A class is served only after a tiny copy of it has given equal
+CLIP, SigLIP, ALIGN and others need no separate code. A class is served only after a tiny copy of it has given equal
 vectors apart and whole, see ``_dual_towers``.
 """
 
@@ -22,12 +22,15 @@ from omnibus_models.families._text_encoder import Features, TokenBatches
 
 
 class ImageTower(OwnEncoder):
-    """See ``contract.MediaEncoder``. An image has one row, its vector of length 1; its tokens are those of the tower."""
+    """See ``contract.MediaEncoder``.
+
+    An image has one row, its vector of length 1. Its tokens are the positions of the tower.
+    """
 
     def _encode_group(self, items: Sequence[Prepared]) -> list[Encoded]:
         encode = self._encoders["image"]
-        accepted = inspect.signature(encode).parameters
-        features = {name: self._join_features(name, items) for name in items[0].features if name in accepted}
+        names = inspect.signature(encode).parameters
+        features = {name: self._join_features(name, items) for name in items[0].features if name in names}
         vectors, positions = embed_inputs(encode, features)
         return [
             Encoded(vector[None], {**item.meta, "n_tokens": positions})
@@ -36,7 +39,7 @@ class ImageTower(OwnEncoder):
 
 
 class _TextFeatures(nn.Module):
-    """The text tower as a module whose output has ``pooler_output``, which ``TokenBatches`` runs."""
+    """The text tower as a module with ``pooler_output``, for ``TokenBatches``."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -61,16 +64,16 @@ class _TextBatches(TokenBatches):
             self.context = self._length = min(self.context, _default_length(checkpoint) or self.context)
 
     def pad_text(self, features: Features) -> Features:
-        """Return the inputs [T] of a text, padded to the length that the tower was trained with."""
+        """Return the inputs [T] of a text, padded as in training."""
         if not self._length:
             return features
-        padded: Mapping[str, Any] = self.tokenizer.pad(
+        encoding: Mapping[str, Any] = self.tokenizer.pad(
             {name: value.tolist() for name, value in features.items()},
             padding="max_length",
             max_length=self._length,
             return_attention_mask=self._masks,
         )
-        return {name: torch.tensor(value) for name, value in padded.items()}
+        return {name: torch.tensor(value) for name, value in encoding.items()}
 
     def run(self, batch: Sequence[Features], output: str) -> list[Tensor]:
         """See ``TokenBatches.run``; texts of one length have their own mask."""
@@ -81,7 +84,7 @@ class _TextBatches(TokenBatches):
 
 
 def _default_length(checkpoint: Path) -> int | None:
-    """Return the length to which the processor of ``checkpoint`` pads texts, if it has one."""
+    """Return the length to which the processor pads texts, if any."""
     processor = _dual_towers.load_processor(checkpoint)
     options = processor._merge_kwargs(
         processor.valid_processor_kwargs, tokenizer_init_kwargs=processor.tokenizer.init_kwargs
@@ -100,9 +103,9 @@ class TextTower(LoadedComponent):
         """Tokenise a text, or check its tokens."""
         if prompt_name is not None:
             raise errors.BadRequest("this model has no prompts: write the prompt into the text", param="prompt_name")
-        is_text = isinstance(text, str)
-        features = self._batches.tokenize("text", text) if is_text else self._batches.check_ids(text, "text")
-        return Prepared("text", self._batches.pad_text(features), {"n_tokens": len(features["input_ids"])})
+        batches = self._batches
+        features = batches.tokenize("text", text) if isinstance(text, str) else batches.check_ids(text, "text")
+        return Prepared("text", batches.pad_text(features), {"n_tokens": len(features["input_ids"])})
 
     @torch.no_grad()
     def embed(self, batch: Sequence[Prepared]) -> list[Tensor]:

@@ -34,7 +34,7 @@ def write(directory: Path, seed: int, llm_seed: int | None = None) -> None:
 
 
 def _train_pieces() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Train byte-level pieces as CLIP's, where the last one of a word has a mark; returns ids and merges."""
+    """Train byte-level pieces with a mark at ends of words; returns ids and merges."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     bpe = Tokenizer(models.BPE(end_of_word_suffix=_WORD_END))
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

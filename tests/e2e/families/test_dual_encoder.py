@@ -1,4 +1,4 @@
-"""Embedders of texts and images on a running system answer like the library, and so do their replays."""
+"""A running system embeds texts and images like the library."""
 
 import base64
 from collections.abc import Iterator
@@ -46,9 +46,7 @@ def system(tmp_path_factory: pytest.TempPathFactory, checkpoints: dict[str, Path
 @pytest.mark.numeric
 @pytest.mark.cell("transformers", "dual_encoder", "vectors", shape=(APART, TOGETHER))
 @pytest.mark.parametrize(("model", "path"), [(CLIP, APART), (CLIP, TOGETHER), (SIGLIP, TOGETHER)])
-async def test_vectors_are_those_of_the_library(
-    system: System, checkpoints: dict[str, Path], model: str, path: str
-):
+async def test_vectors_are_those_of_the_library(system: System, checkpoints: dict[str, Path], model: str, path: str):
     await system.becomes_ready()
     files = draw_files()
     images = [{"image": base64.b64encode(file).decode()} for file in files]
@@ -74,7 +72,7 @@ async def test_vectors_are_those_of_the_library(
 
 
 def count_tokens(config: Any, processor: Any) -> int:
-    """Return the tokens of three texts, and the patches of three images with CLIP's position for all of them."""
+    """Return the tokens of the texts and of three images."""
     vision = config.vision_config
     patches = (vision.image_size // vision.patch_size) ** 2 + (config.model_type == "clip")
     return sum(len(processor.tokenizer(text)["input_ids"]) for text in TEXTS) + 3 * patches

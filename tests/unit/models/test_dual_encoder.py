@@ -1,4 +1,4 @@
-"""Texts and images of tiny CLIP and SigLIP: limits, padding, special tokens in texts, and what is refused."""
+"""Limits, padding and special tokens of tiny CLIP and SigLIP."""
 
 import json
 from pathlib import Path
@@ -89,9 +89,7 @@ async def test_equal_images_are_encoded_once_and_have_the_tokens_of_the_tower(cl
     media = Item({"modality": "image", "mime": "image/png"}, data)
 
     async with run_component("vision", "dual_encoder", clip, cache_mib=8) as runner:
-        jobs = [
-            await finish_job(runner, MemoryJob({"media": media}, wants=("embedding", "tokens"))) for _ in range(2)
-        ]
+        jobs = [await finish_job(runner, MemoryJob({"media": media}, wants=("embedding", "tokens"))) for _ in range(2)]
 
         assert (runner.stats()["cache"]["hits"], runner.stats()["cache"]["misses"]) == (1, 1)
     for job in jobs:

@@ -38,7 +38,7 @@ _CLIENT_PARAM_NAMES = dict.fromkeys(("text", "messages", "media"), "input")
 
 
 class _EmbeddedItems(NamedTuple):
-    """Vectors [items, width] in the order of a request, and the tokens of all items."""
+    """Vectors [items, width] in request order, and the tokens of all."""
 
     vectors: NDArray[np.float32]
     tokens: int

@@ -29,7 +29,7 @@ Tokens = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_TOKENS)]
 
 
 class EmbeddingItem(Struct, frozen=True, forbid_unknown_fields=True):
-    """A text, or an image as a URL, a data URL or base64."""
+    """A text, or an image as a (data) URL or base64."""
 
     text: Text | None = None
     image: Text | None = None

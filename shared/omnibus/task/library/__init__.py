@@ -21,6 +21,7 @@ from omnibus.task.library.diffusion import (
     TextEncodeInput,
     TextEncodeOutput,
 )
+from omnibus.task.library.image_text import ImageTextEmbedding, ImageTextInput, ImageTextVectors
 from omnibus.task.library.images import (
     PAINTERS,
     DrawInput,
@@ -31,7 +32,6 @@ from omnibus.task.library.images import (
     ImageToImage,
     RedrawInput,
 )
-from omnibus.task.library.image_text import ImageTextEmbedding, ImageTextInput, ImageTextVectors
 from omnibus.task.library.language import (
     Decode,
     DecodeInput,

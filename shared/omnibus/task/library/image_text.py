@@ -52,5 +52,5 @@ class ImageTextEmbedding(CompositeTask[ImageTextInput, ImageTextVectors]):
         return ImageTextVectors(
             embedding=texts[0].embedding if texts else None,
             images=tuple(each.embedding for each in images),
-            tokens=tuple(each.tokens for each in (*texts, *images)),
+            tokens=(*(each.tokens for each in texts), *(each.tokens for each in images)),
         )
