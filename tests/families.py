@@ -1,4 +1,4 @@
-"""The tables of model families, language models, recognizers, speakers and pipelines in docs/models.md.
+"""The tables of model families, language models, recognizers, speakers, dual encoders and pipelines in docs/models.md.
 
 The first combines the catalogue with the engines that tests compare, the others have the outcomes of
 ``tests.auto_families`` and ``tests.auto_pipelines``. ``python -m tests.cells`` writes all.
@@ -28,6 +28,7 @@ BEGIN_TYPES, END_TYPES = "<!-- language models: python -m tests.cells -->\n", "<
 BEGIN_MEDIA, END_MEDIA = "<!-- multimodal models: python -m tests.cells -->\n", "<!-- end of multimodal models -->\n"
 BEGIN_RECOGNIZERS, END_RECOGNIZERS = "<!-- recognizers: python -m tests.cells -->\n", "<!-- end of recognizers -->\n"
 BEGIN_SPEAKERS, END_SPEAKERS = "<!-- speakers: python -m tests.cells -->\n", "<!-- end of speakers -->\n"
+BEGIN_DUAL, END_DUAL = "<!-- dual encoders: python -m tests.cells -->\n", "<!-- end of dual encoders -->\n"
 BEGIN, END = "<!-- families: python -m tests.cells -->\n", "<!-- end of families -->\n"
 
 
@@ -118,6 +119,17 @@ def format_speakers() -> str:
 def write_speakers(path: Path) -> None:
     """Write the lists into ``path``."""
     _replace_block(path, BEGIN_SPEAKERS, format_speakers(), END_SPEAKERS)
+
+
+def format_dual_encoders() -> str:
+    """Lists of the types of embedders of texts and images that transformers knows, by their batches, in Markdown."""
+    title = "types of embedders of texts and images that transformers {} knows"
+    return _format_outcomes(OUTCOMES / "dual_encoders", title, "it embeds | types", ())
+
+
+def write_dual_encoders(path: Path) -> None:
+    """Write the lists into ``path``."""
+    _replace_block(path, BEGIN_DUAL, format_dual_encoders(), END_DUAL)
 
 
 def _replace_block(path: Path, begin: str, text: str, end: str) -> None:

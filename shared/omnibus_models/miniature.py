@@ -326,7 +326,9 @@ def shrink_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
             result[name] = 4  # as many as query heads, as in the model
     if _is_count(result.get("num_kv_shared_layers")):
         result["num_kv_shared_layers"] = len(chosen) // 2
-    for name in ("dtype", "torch_dtype", "quantization_config"):
+    stages = ["stem", *(f"stage{number}" for number in range(1, old_count + 1))]
+    outputs = ("out_features", "out_indices", "stage_names") if fields.get("stage_names") == stages else ()
+    for name in ("dtype", "torch_dtype", "quantization_config", *outputs):
         result.pop(name, None)
     _shrink_width(fields, result)
     return result

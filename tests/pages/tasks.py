@@ -80,7 +80,10 @@ def raised_errors(task: type) -> list[str]:
 def _library_classes(base: type) -> list[Any]:
     """Library classes derived from ``base``, by module in their written order."""
     classes = [each for name in library.__all__ if isinstance(each := getattr(library, name), type)]
-    order = ["media", "language", "reranking", "speech", "recognition", "diffusion", "chat", "images", "videos"]
+    order = [
+        *("media", "language", "image_text", "reranking", "speech", "recognition", "diffusion", "chat"),
+        *("images", "videos"),
+    ]
     return sorted(
         (each for each in classes if issubclass(each, base)),
         key=lambda each: (order.index(each.__module__.rpartition(".")[2]), inspect.getsourcelines(each)[1]),

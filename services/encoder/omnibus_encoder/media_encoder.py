@@ -80,8 +80,9 @@ class EncodeRunner(Hosted[MediaEncoder]):
     """A ``Runner`` for vision and audio encoders.
 
     Input: ``media``, an ``Item`` whose array is the file (uint8) and whose data contains ``modality``. Without a
-    ``modality`` it is an image that another task made, uint8 [height, width, 3]. Output: ``embedding``, float32
-    [n_tokens, H] with ``modality`` and the family's meta.
+    ``modality`` it is an image that another task made, uint8 [height, width, 3]. Outputs: ``embedding``, float32
+    [n_tokens, H] with ``modality`` and the family's meta, and ``tokens``, their number. Embedders of texts and images
+    have one row for all tokens of an image.
 
     With a ``loop``, the loop decides which items go into which step. Media with the same content and ``salt`` are
     encoded once while their requests overlap or the embedding is kept. The same applies to parts of them, if the
@@ -132,6 +133,8 @@ class EncodeRunner(Hosted[MediaEncoder]):
             else:
                 result = await self._encode_cached(self._results, media)
         await job.put("embedding", result.meta, result.embeds)
+        if job.has_consumer("tokens"):
+            await job.put("tokens", {"value": result.meta["n_tokens"]})
 
     async def _set_up(self) -> None:
         if self._results is not None:

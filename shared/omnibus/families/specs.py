@@ -4,9 +4,9 @@ A family called ``x`` is the row ``x`` of this table and the modules ``omnibus_m
 ``omnibus_models.tiny.x``. Those in ``omnibus_models.families.MULTIMODAL`` have only the latter. Its name is the
 ``model_type`` of its checkpoints, or the class of their diffusers pipeline in snake case without ``Pipeline``.
 ``causal_lm`` is any other language model of transformers, ``multimodal_lm`` any other one with encoders,
-``sentence_encoder`` any text encoder, ``cross_encoder`` any reranker, ``speech_to_text`` any recognizer with an encoder
-and a decoder, and ``text_to_speech`` any text-to-speech model with a vocoder. ``modular_image`` and ``modular_video``
-are any other pipeline that diffusers has in blocks.
+``sentence_encoder`` any text encoder, ``dual_encoder`` any encoder of texts and images to one space, ``cross_encoder``
+any reranker, ``speech_to_text`` any recognizer with an encoder and a decoder, and ``text_to_speech`` any text-to-speech
+model with a vocoder. ``modular_image`` and ``modular_video`` are any other pipeline that diffusers has in blocks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,7 @@ from omnibus.families.templates import (
     image_editing,
     image_generation,
     image_generation_with_prior,
+    image_text_embedder,
     image_to_image,
     language_model,
     omni_model,
@@ -53,6 +54,13 @@ _MLLAMA: Weights = {
         *("multi_modal_projector.", "model.multi_modal_projector."),
     ),
     "thinker": ("model.", "lm_head.", "language_model."),
+}
+
+
+#: The text tower has all that is not the image tower's, by whatever name.
+_TOWERS: Weights = {
+    "vision": ("vision_model.", "image_model.", "visual_projection.", "image_projection."),
+    "embedder": ("",),
 }
 
 
@@ -105,6 +113,9 @@ def _janus() -> FamilyDeclaration:
 KNOWN: dict[str, FamilyDeclaration] = {
     "causal_lm": language_model("language models of transformers", "causal-lm-tiny"),
     "cross_encoder": text_reranker("Cross-encoders of transformers", "cross-encoder-tiny"),
+    "dual_encoder": image_text_embedder(
+        "CLIP, SigLIP and other encoders of texts and images", "dual-encoder-tiny", weights=_TOWERS
+    ),
     "gemma3": vision_language("Gemma 3", "gemma3-tiny", "image", weights=_GEMMA3),
     "glm_image": image_generation_with_prior("GLM-Image", "glm-image-tiny"),
     "internvl": vision_language("InternVL3", "internvl-tiny", "image", "video", weights=_LLAVA),

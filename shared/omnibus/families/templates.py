@@ -65,6 +65,24 @@ def text_embedder(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
     )
 
 
+def image_text_embedder(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
+    """Two encoders, of texts and of images, to vectors of one space."""
+    return FamilyDeclaration(
+        title=title,
+        components=["vision", "embedder"],
+        encoders={"image": "vision"},
+        tasks={"vision": "encode", "embedder": "embed"},
+        options={
+            "E": _deployment_option("encoder", "vision"),
+            "B": _deployment_option("encoder", "embedder"),
+            "EB": _deployment_option("encoder", "vision", "embedder"),
+        },
+        paths=[{"options": ["E", "B"], "share": 80}, {"options": ["EB"], "share": 20}],
+        tiny=tiny,
+        **more,
+    )
+
+
 def text_reranker(title: str, tiny: str, **more: Any) -> FamilyDeclaration:
     """A model that scores documents for a query."""
     return FamilyDeclaration(

@@ -46,9 +46,9 @@ def family_of(checkpoint: Path) -> ModelFamily:
     It is the ``model_type`` in config.json, or the class in model_index.json. A pipeline without a family of its own,
     which diffusers has in blocks, is of ``modular_image`` or ``modular_video``. A language model of transformers
     without a family of its own is of the family ``causal_lm``, or of ``multimodal_lm`` if it has encoders. Embedders
-    and rerankers are of ``sentence_encoder`` and ``cross_encoder``, recognizers with an encoder and a decoder of
-    ``speech_to_text``, and text-to-speech models of ``text_to_speech``. Raises ``NotFound`` if no configuration
-    can be read, or the architecture is unknown.
+    and rerankers are of ``sentence_encoder`` and ``cross_encoder``. Embedders of texts and images are of
+    ``dual_encoder``, recognizers with an encoder and a decoder of ``speech_to_text``, and text-to-speech models of
+    ``text_to_speech``. Raises ``NotFound`` if no configuration can be read, or the architecture is unknown.
     """
     for index in (Path(checkpoint) / "model_index.json", Path(checkpoint) / "modular_model_index.json"):
         if index.exists():
@@ -75,7 +75,7 @@ def _pipeline_family(index: Mapping[str, Any]) -> ModelFamily:
 def _generic_family(name: str, config: Mapping[str, Any]) -> str:
     """Return the generic family of the type ``name``, or "".
 
-    It is that of recognizers, or of language models with or without encoders.
+    It is that of recognizers, of language models with or without encoders, or of embedders of texts and images.
     """
     from transformers.models.auto import modeling_auto as auto
 
@@ -85,8 +85,22 @@ def _generic_family(name: str, config: Mapping[str, Any]) -> str:
         return "speech_to_text"
     if _is_class_of(config, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(name, ()), but="ForConditionalGeneration"):
         return "causal_lm"
-    known = auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(name, ())
-    return "multimodal_lm" if _is_class_of(config, known) else ""
+    if _is_class_of(config, auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES.get(name, ())):
+        return "multimodal_lm"
+    return "dual_encoder" if is_dual_encoder(name, config) else ""
+
+
+def is_dual_encoder(name: str, config: Mapping[str, Any]) -> bool:
+    """Return whether ``config`` of type ``name`` embeds texts and images."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    [architecture, *_] = config.get("architectures") or [MODEL_MAPPING_NAMES.get(name, "")]
+    try:
+        cls = getattr(transformers, str(architecture), None)
+        return all(hasattr(cls, f"get_{kind}_features") for kind in ("text", "image"))
+    except ImportError:  # a class of a library that is not installed
+        return False
 
 
 def _is_class_of(config: Mapping[str, Any], known: str | Sequence[str], but: str = " ") -> bool:

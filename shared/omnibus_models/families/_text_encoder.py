@@ -69,6 +69,7 @@ class TokenBatches:
         self.context: int = min(max_tokens or self.tokenizer.model_max_length, _count_positions(module))
         self._lengths = Lengths(self.tokenizer)
         self._accepted = inspect.signature(module.forward).parameters.keys()
+        self._masks = "attention_mask" in self._accepted
         pad = getattr(module.config, "pad_token_id", None)
         self._pad = next((id for id in (pad, self.tokenizer.pad_token_id) if id is not None), 0)
         module.config.pad_token_id = self._pad
@@ -125,7 +126,7 @@ class TokenBatches:
             for name in batch[0]
             for pad in [self._pad if name == "input_ids" else 0]
         }
-        if "attention_mask" in self._accepted:
+        if self._masks:
             inputs["attention_mask"] = (torch.arange(int(lengths.max()) + more) < lengths[:, None]).long()
         inputs = {name: value.to(self.module.device) for name, value in inputs.items()}
         return list(getattr(self.module(**inputs), output))

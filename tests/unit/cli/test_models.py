@@ -338,7 +338,9 @@ def test_a_tiny_checkpoint_is_built_where_one_says_and_overwrites_nothing(run_mo
 
 
 def test_an_unknown_tiny_model_names_those_there_are(run_models: Say):
-    assert "unknown tiny model gpt: use one of causal_lm, cross_encoder, gemma3" in run_models("tiny", "gpt", code=1)
+    assert "unknown tiny model gpt: use one of causal_lm, cross_encoder, dual_encoder, gemma3" in run_models(
+        "tiny", "gpt", code=1
+    )
 
 
 # words

@@ -162,6 +162,7 @@ def test_the_declaration_has_only_what_differs_from_the_usual():
         ("qwen2_5_omni", "chat/completions"),
         ("qwen_image", "images/generations"),
         ("sentence_encoder", "embeddings"),
+        ("dual_encoder", "embeddings"),
         ("cross_encoder", "rerank"),
     ],
 )

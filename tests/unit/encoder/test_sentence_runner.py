@@ -35,9 +35,9 @@ LANGUAGE_MODELS = ["llama", "qwen3"]
 
 
 @asynccontextmanager
-async def run_component(component: str, family: str, checkpoint: Path) -> AsyncIterator[Any]:
+async def run_component(component: str, family: str, checkpoint: Path, **more: Any) -> AsyncIterator[Any]:
     """Yield the runner of an executor."""
-    settings = ExecutorSettings(family=family, checkpoint=str(checkpoint), components=component, batch=4)
+    settings = ExecutorSettings(family=family, checkpoint=str(checkpoint), components=component, batch=4, **more)
     runner: Runner = registry.transformers(component, settings)
     await runner.load()
     try:

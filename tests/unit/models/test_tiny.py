@@ -56,7 +56,7 @@ def test_the_same_seed_gives_the_same_weights(vl: Path, tmp_path: Path) -> None:
 
 
 #: Families whose prompts no language model reads.
-WITHOUT_LLM = ("modular_image", "modular_video", "text_to_speech")
+WITHOUT_LLM = ("dual_encoder", "modular_image", "modular_video", "text_to_speech")
 
 
 @pytest.fixture(scope="module")

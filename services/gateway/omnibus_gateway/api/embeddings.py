@@ -1,46 +1,58 @@
-"""``POST /v1/embeddings``: vectors of texts, by a model declared with an ``embedder``, or by an app."""
+"""``POST /v1/embeddings``: vectors of texts and images, by a model with an ``embedder``, or by an app."""
 
 import asyncio
 from collections import defaultdict
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omnibus.app.routes import EMBEDDINGS
 from omnibus.errors import AppFailed, BadRequest
 from omnibus.settings import GatewaySettings
-from omnibus.task import use
+from omnibus.task import CompositeTask, use
 from omnibus.task.item_codec import decode_value
-from omnibus.task.library import TextInput, Vectors
+from omnibus.task.library import ImageTextEmbedding, ImageTextInput, ImageTextVectors, TextInput, Vectors
 from omnibus.task.runtime import run as run_task
 from omnibus.tensors.item import Item
 from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
-from omnibus_gateway.media.inspect import MediaLimits
+from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits, estimate_tokens
 from omnibus_gateway.openai import embeddings
 from omnibus_gateway.openai.embeddings import EmbeddingRequest
 from omnibus_gateway.pricing.headers import refuse_price_options
+from omnibus_gateway.request.arena_inputs import MAX_READERS, place_input
 from omnibus_gateway.request.factory import RequestFactory
 from omnibus_gateway.request.lifecycle import run_to_end
 from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.resolve import TaskCache, create_embedding_task, rename_params
 from omnibus_gateway.tasks.text_inputs import await_result, place_texts
 
 APP = "embeddings"
 
 #: The names that clients use for the inputs of the task.
-_CLIENT_PARAM_NAMES = {"text": "input", "messages": "input"}
+_CLIENT_PARAM_NAMES = dict.fromkeys(("text", "messages", "media"), "input")
+
+
+class _EmbeddedItems(NamedTuple):
+    """Vectors [items, width] in request order, and the tokens of all."""
+
+    vectors: NDArray[np.float32]
+    tokens: int
 
 
 class EmbeddingRoute(PostRoute):
-    """Computes vectors of texts."""
+    """Computes vectors of texts and images."""
 
     reads_prices = True
 
-    def __init__(self, settings: GatewaySettings, runs: RequestFactory) -> None:
+    def __init__(self, settings: GatewaySettings, runs: RequestFactory, chat: Chat) -> None:
         super().__init__(settings)
         self._runs = runs
+        self._chat = chat
         #: Apps that are models; None without apps.
         self.chats: AppChats | None = None
         self._tasks = TaskCache(runs.router, create_embedding_task)
@@ -53,21 +65,24 @@ class EmbeddingRoute(PostRoute):
             return
         task = self._tasks.get_task(embedding_request.model)
         sending.model = embedding_request.model
+        takes_images = isinstance(task, ImageTextEmbedding)
+        (_check_options if takes_images else _check_texts)(embedding_request)
         run = sending.run = self._runs.open_request(APP, embedding_request.model, pinned_path=post.pinned)
         run.price = self._runs.quotes.open_check(post.prices, task)
-        with rename_params(_CLIENT_PARAM_NAMES):
+        with rename_params(_CLIENT_PARAM_NAMES, "input"):
             async with run_to_end(run):
-                request = await self._build_input(run, embedding_request)
-                with use(run):
-                    output: Vectors = await run_task(task.invoke, request)
-                vectors, tokens = await asyncio.gather(await_result(output.embedding), await_result(output.tokens))
-                body = await asyncio.to_thread(embeddings.encode_embeddings, embedding_request, vectors, tokens)
+                embed = self._embed_items if takes_images else self._embed_texts
+                embedded_items = await embed(run, task, embedding_request)
+                body = await asyncio.to_thread(
+                    embeddings.encode_embeddings, embedding_request, *embedded_items, truncates=not takes_images
+                )
         await sending.send_body(JSON, body)
 
     async def _call_app(
         self, apps: AppChats, embedding_request: EmbeddingRequest, post: PostRequest, sending: ResponseWriter
     ) -> None:
         refuse_price_options(post.headers)
+        _check_texts(embedding_request)
         texts = [text for text in embedding_request.texts if isinstance(text, str)]
         if len(texts) != len(embedding_request.texts):
             raise BadRequest(f"{embedding_request.model} is an app: send texts, not tokens", param="input")
@@ -92,11 +107,62 @@ class EmbeddingRoute(PostRoute):
             )
         await sending.send_body(JSON, body)
 
-    async def _build_input(self, run: ClientRequest, embedding_request: EmbeddingRequest) -> TextInput:
+    async def _embed_texts(
+        self, run: ClientRequest, task: CompositeTask, embedding_request: EmbeddingRequest
+    ) -> _EmbeddedItems:
         text, nbytes = await place_texts(self._runs, run, embedding_request.texts, "input", self._limits.item_bytes)
-        return TextInput(
+        request = TextInput(
             text=text,
             pooling=embedding_request.pooling,
             prompt_name=embedding_request.prompt_name,
             work=max(1, nbytes // 4),
         )
+        with use(run):
+            output: Vectors = await run_task(task.invoke, request)
+        return _EmbeddedItems(*await asyncio.gather(await_result(output.embedding), await_result(output.tokens)))
+
+    async def _embed_items(
+        self, run: ClientRequest, task: CompositeTask, embedding_request: EmbeddingRequest
+    ) -> _EmbeddedItems:
+        texts, images = embedding_request.texts, embedding_request.images
+        loaded_images = await self._chat.load_media([*images.values()])
+        family = self._runs.router.get_model(run.model).family
+        text, nbytes = None, 0
+        if texts:
+            text, nbytes = await place_texts(self._runs, run, texts, "input", self._limits.item_bytes)
+        request = ImageTextInput(
+            text=text,
+            images=tuple([await self._place_image(run, image) for image in loaded_images]),
+            work=max(1, nbytes // 4),
+            image_work=tuple(estimate_tokens(image.info, family) for image in loaded_images),
+        )
+        with use(run):
+            output: ImageTextVectors = await run_task(task.invoke, request)
+        text_vectors = [] if output.embedding is None else [output.embedding]
+        rows = np.concatenate(await asyncio.gather(*map(await_result, (*text_vectors, *output.images))))
+        tokens = await asyncio.gather(*map(await_result, output.tokens))
+        # The rows of texts precede those of images.
+        order = sorted(range(len(rows)), key=lambda place: place in images)
+        vectors = np.empty_like(rows)
+        vectors[order] = rows
+        return _EmbeddedItems(vectors, sum(tokens))
+
+    async def _place_image(self, run: ClientRequest, image: InspectedMedia) -> dict[str, object]:
+        runs, info = self._runs, image.info
+        about = (info.modality, info.mime, info.sha256)
+        return await place_input(
+            runs.tensors, run.kept, image.data, about, run.inputs_name, run.deadline, MAX_READERS, run.salt
+        )
+
+
+def _check_texts(embedding_request: EmbeddingRequest) -> None:
+    """Raise ``BadRequest`` for an image, which the model or app does not take."""
+    for image in embedding_request.images.values():
+        raise BadRequest(f"{embedding_request.model} embeds texts, not images: send texts", param=image.param)
+
+
+def _check_options(embedding_request: EmbeddingRequest) -> None:
+    """Raise ``BadRequest`` for options of models that embed only texts."""
+    for name in ("pooling", "prompt_name"):
+        if getattr(embedding_request, name) is not None:
+            raise BadRequest(f"{embedding_request.model} does not support the parameter {name!r}: omit it", param=name)

@@ -73,7 +73,7 @@ class RouteTable:
         )
         translation_route = TranslationRoute(settings, chat, recordings)
         context = ResponseContext(videos.store, chat)
-        embedding_route = EmbeddingRoute(settings, runs)
+        embedding_route = EmbeddingRoute(settings, runs, chat)
         self._with_apps = chat_route, speech_route, transcription_route, translation_route, embedding_route
         self.sessions = Realtime(
             settings, chat, recordings, runs.records.bus, deferred_work.events if deferred_work is not None else None

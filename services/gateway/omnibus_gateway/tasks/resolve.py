@@ -15,6 +15,7 @@ from omnibus.task import MLLM, ChatInput, CompositeTask, Encode, Omni, Talk, Thi
 from omnibus.task.library import (
     PAINTERS,
     Decode,
+    ImageTextEmbedding,
     Prefill,
     PrefillDecode,
     SpeechRecognition,
@@ -118,7 +119,12 @@ def create_video_task(name: str, plan: Plan) -> CompositeTask:
 
 
 def create_embedding_task(name: str, plan: Plan) -> CompositeTask:
-    """Create the text embedding task of model ``name``. Raises ``BadRequest`` for a model without one."""
+    """Create the task of model ``name`` that embeds texts, or texts and images.
+
+    Raises ``BadRequest`` for a model without one.
+    """
+    if _match_components(ImageTextEmbedding, plan.models[name]) is not None:
+        return _create_matched_task(ImageTextEmbedding, name, plan, "has no embeddings")
     return _create_matched_task(TextEmbedding, name, plan, "has no embeddings")
 
 

@@ -21,6 +21,7 @@ from omnibus.task.library.diffusion import (
     TextEncodeInput,
     TextEncodeOutput,
 )
+from omnibus.task.library.image_text import ImageTextEmbedding, ImageTextInput, ImageTextVectors
 from omnibus.task.library.images import (
     PAINTERS,
     DrawInput,
@@ -141,6 +142,9 @@ __all__ = [
     "ImageEdit",
     "ImageGeneration",
     "ImageOutput",
+    "ImageTextEmbedding",
+    "ImageTextInput",
+    "ImageTextVectors",
     "ImageToImage",
     "Omni",
     "PlacedMedia",

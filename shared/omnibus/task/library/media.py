@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import SkipValidation, WithJsonSchema
 
 from omnibus.task.base import UnitTask
-from omnibus.task.types import TaskInput, TaskOutput, Tensor
+from omnibus.task.types import OnDemand, TaskInput, TaskOutput, Tensor, Value
 
 #: A file as the gateway placed it, for a client or for ``Media.of``, or another task's image tensor. Encoders check it.
 PlacedMedia = Annotated[Mapping[str, Any] | Tensor, SkipValidation, WithJsonSchema({})]
@@ -23,6 +23,8 @@ class EncodeInput(TaskInput):
 class EncodeOutput(TaskOutput):
     #: [tokens, width] float32; of a VAE's encoder, which edits images, latents [channels, 1, height, width] float32.
     embedding: Tensor
+    #: The number of tokens of the item.
+    tokens: OnDemand[Value[int]]
 
 
 class Encode(UnitTask[EncodeInput, EncodeOutput]):

@@ -45,8 +45,9 @@ async def test_each_text_has_its_vector(embedding_gateway: ToyGateway):
     await embedding_gateway.emptied()
 
 
-async def test_one_text_may_come_alone(embedding_gateway: ToyGateway):
-    [only] = (await post_embedding(embedding_gateway, input="one two")).json()["data"]
+@pytest.mark.parametrize("text", ["one two", [{"text": "one two"}]])
+async def test_one_text_may_come_alone(embedding_gateway: ToyGateway, text: Any):
+    [only] = (await post_embedding(embedding_gateway, input=text)).json()["data"]
 
     np.testing.assert_allclose([only["embedding"]], compute_vectors("one two"), atol=1e-6)
 
