@@ -35,7 +35,8 @@ def try_apart(name: str) -> str:
     faults = run_limited(lambda: msgspec.structs.astuple(trial.try_class(find_class(name))))
     if faults is None:
         return "the trial took too long"
-    return EQUAL.get(tuple(not fault for fault in faults), faults[0])
+    text, image, mask = (not fault for fault in faults)
+    return EQUAL.get((text, image, mask), str(faults[0]))
 
 
 def outcomes_path() -> Path:
