@@ -25,8 +25,6 @@ MODEL_TYPES: Mapping[str, str] = {
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
 }
-#: Names of plain types.
-PLAIN_DTYPES = frozenset({"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8"})
 #: Name, values of a block and its bytes of each type of tensors, by its number.
 _TYPES: Mapping[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
@@ -37,6 +35,8 @@ _TYPES: Mapping[int, tuple[str, int, int]] = {
     24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
     29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66), 39: ("MXFP4", 32, 17),
 }  # fmt: skip
+#: Names of the types with several values in a block. Loading them dequantises them.
+GGUF_BLOCKS = frozenset(name for name, values, _ in _TYPES.values() if values > 1)
 #: Formats of metadata with a fixed size, by their numbers.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
@@ -102,8 +102,8 @@ def require_convertible(header: GgufHeader) -> None:
     factors = next((tensor for tensor in header.tensors if tensor.startswith(_ROPE_FACTORS)), "")
     if factors or (scaling not in (None, "none") and architecture != "gpt-oss"):
         raise BadRequest(
-            f"{name} scales positions ({factors or f'rope.scaling.type {scaling}'}), which transformers ignores in GGUF: "
-            "its answers would differ. Use the model's safetensors"
+            f"{name} scales positions ({factors or f'rope.scaling.type {scaling}'}), which transformers ignores in "
+            "GGUF: its answers would differ. Use the model's safetensors"
         )
 
 

@@ -33,6 +33,7 @@ class Report(msgspec.Struct, frozen=True):
     ``lost`` are missing files that an index names, ``broken`` are the faults of others. ``vllm`` is the reason why vLLM
     cannot run its language model, empty if it can. ``adapters`` are the LoRA adapters that were checked with it, and
     why each does not fit; empty if it does. ``sampling`` is that of ``generation_config``, recommended by its authors.
+    ``notes`` are what a GGUF file lacks, in words.
     ``image_defaults`` are the fields of ``omnibus.model_defaults.ImageDefaults`` that the checkpoint has.
     """
 
@@ -47,6 +48,7 @@ class Report(msgspec.Struct, frozen=True):
     vllm: str = ""
     adapters: dict[str, str] = {}
     sampling: dict[str, float] = {}
+    notes: list[str] = []
     image_defaults: dict[str, int | bool] = {}
 
     @property

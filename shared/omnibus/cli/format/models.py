@@ -127,6 +127,7 @@ def checkpoint_lines(report: Report) -> Iterator[str]:
     yield from _path_lines(info["paths"])
     yield ""
     yield "Memory is that of weights. Caches and activations need more."
+    yield from report.notes
     yield from (f"{name}: {fault}" for name, part in report.parts.items() for fault in _unexpected_faults(report, part))
 
 
@@ -145,6 +146,7 @@ def check_lines(
     yield from (f"missing: {name}" for name in report.lost)
     yield from (f"broken: {fault}" for fault in report.broken)
     yield from ([f"not in vLLM: {report.vllm}"] if report.vllm else [])
+    yield from report.notes
     yield from (fault or f"adapter {name}: it fits" for name, fault in report.adapters.items())
     if not report.complete:
         yield "It cannot be served as it is."
