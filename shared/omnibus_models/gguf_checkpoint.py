@@ -43,9 +43,12 @@ def _prepare_reader() -> None:
 @lru_cache(maxsize=4)
 def _read_fields(checkpoint: Path, size: int, modified: int) -> dict[str, Any]:
     """Return the fields of the configuration, whose reading takes seconds. A changed file is read again."""
-    require_convertible(read_gguf_header(checkpoint))
+    header = read_gguf_header(checkpoint)
+    require_convertible(header)
     _prepare_reader()
-    return dict(modeling_gguf_pytorch_utils.load_gguf_checkpoint(str(checkpoint))["config"])
+    fields: dict[str, Any] = modeling_gguf_pytorch_utils.load_gguf_checkpoint(str(checkpoint))["config"]
+    head_dim = header.field("attention.key_length")  # which the library ignores for some architectures
+    return {**({"head_dim": head_dim} if head_dim else {}), **fields}
 
 
 def load_tokenizer(checkpoint: Path) -> Any:

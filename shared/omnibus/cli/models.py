@@ -9,7 +9,9 @@ from pathlib import Path
 import msgspec
 
 from omnibus import checkpoints
+from omnibus.checkpoints.gguf_header import is_gguf
 from omnibus.checkpoints.identity import read_identity
+from omnibus.checkpoints.precheck import read_model_type
 from omnibus.checkpoints.report import Report
 from omnibus.cli import plans
 from omnibus.cli.format import models as models_format
@@ -140,12 +142,15 @@ def _print_path(options: argparse.Namespace, result: dict[str, str]) -> None:
 async def examine_checkpoint(
     checkpoint: str, dtype: str = "", adapters: Sequence[str] = (), command: run_module.Command | None = None
 ) -> Report:
-    """Return the report on a directory or an id of the hub. ``adapters`` must fit the checkpoint, ``command`` is as in
+    """Return the report on a directory, a GGUF file or an id of the hub. ``adapters`` must fit the checkpoint, ``command`` is as in
     ``run_module``.
 
     Raises the error that prevents the examination.
     """
     directory = checkpoints.find_checkpoint(checkpoint)
+    checkpoints.require_named_file(directory)
+    if is_gguf(directory):  # in milliseconds
+        read_model_type(directory)
     offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
     adapter_paths = [str(checkpoints.find_checkpoint(adapter)) for adapter in adapters]
     arguments = [str(directory), *([dtype] if dtype or adapter_paths else []), *adapter_paths]

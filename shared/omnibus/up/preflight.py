@@ -74,7 +74,8 @@ def _check_checkpoint(directory: Path, model: Mapping[str, Any], settings: Execu
             return
         if not path.exists():
             raise BadRequest(
-                f"{checkpoint} must be a directory, a GGUF file or an id of the hub, such as Qwen/Qwen2.5-VL-7B-Instruct"
+                f"{checkpoint} must be a directory or a GGUF file, or an id of the hub, such as "
+                "Qwen/Qwen2.5-VL-7B-Instruct"
             )
         require_usable(path, model["family"], () if model["family"] in RETRIEVAL else KNOWN)
     except OmnibusError as error:

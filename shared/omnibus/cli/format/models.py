@@ -172,7 +172,7 @@ def _name_and_path(checkpoint: str) -> tuple[str, str]:
     if is_id(checkpoint):
         return checkpoint.partition("@")[0].rpartition("/")[2], checkpoint
     path = Path(checkpoint).resolve()
-    return path.name, str(path)
+    return path.stem if path.suffix == ".gguf" else path.name, str(path)
 
 
 def option_bytes(report: Report) -> dict[str, int]:
