@@ -8,7 +8,6 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from omnibus_models.tiny import _language
 
@@ -18,6 +17,8 @@ _PERMUTED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
 
 def write_llama(directory: Path, seed: int = 1) -> Path:
     """Write a random checkpoint of ``LlamaForCausalLM``, and return its directory."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     _language.write(LlamaForCausalLM, LlamaConfig, directory, seed, wide=False, head_dim=16)
     return directory
 

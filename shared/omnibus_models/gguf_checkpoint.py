@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from tqdm.auto import tqdm
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast, modeling_gguf_pytorch_utils
+from transformers import modeling_gguf_pytorch_utils
 
 from omnibus.checkpoints.gguf_header import is_gguf, read_gguf_header, require_convertible
 from omnibus.errors import Fatal
@@ -24,6 +24,8 @@ modeling_gguf_pytorch_utils.tqdm = partial(tqdm, disable=True)
 
 def load_config(checkpoint: Path) -> Any:
     """Return the configuration of a checkpoint. Raises ``BadRequest`` for a GGUF file that cannot be loaded."""
+    from transformers import AutoConfig
+
     if not is_gguf(checkpoint):
         return AutoConfig.from_pretrained(checkpoint, local_files_only=True)
     status = checkpoint.stat()
@@ -53,6 +55,8 @@ def _read_fields(checkpoint: Path, size: int, modified: int) -> dict[str, Any]:
 
 def load_tokenizer(checkpoint: Path) -> Any:
     """Return the tokenizer of a checkpoint. That of a GGUF file adds the begin token to prompts if the file says so."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
     if not is_gguf(checkpoint):
         return AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
     with tempfile.TemporaryDirectory() as empty:  # files next to it may be of another model
@@ -86,7 +90,9 @@ def describe_weights(cls: Any, config: Any, checkpoint: Path) -> dict[str, torch
     with torch.device("meta"):
         module = cls(config)
     processors = modeling_gguf_pytorch_utils.TENSOR_PROCESSORS
-    processor = processors.get(header.architecture, modeling_gguf_pytorch_utils.TensorProcessor)(config=config.to_dict())
+    processor = processors.get(header.architecture, modeling_gguf_pytorch_utils.TensorProcessor)(
+        config=config.to_dict()
+    )
     names = modeling_gguf_pytorch_utils.get_gguf_hf_weights_map(module, processor)
     sizes: Counter[str] = Counter()
     for name, tensor in header.tensors.items():

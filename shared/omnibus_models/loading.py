@@ -84,21 +84,21 @@ def load_model(
             model: M = other.load_transformers(pruned_class(cls, drop), checkpoint, dtype, options)
             return model
         share_key_heads()
-        pruned, source = pruned_class(cls, drop), checkpoint
-        if is_gguf(checkpoint):
-            options, source = _read_gguf(pruned, checkpoint, torch_dtype(dtype), options), None
+        pruned, from_gguf = pruned_class(cls, drop), is_gguf(checkpoint)
+        if from_gguf:
+            options = _read_gguf(pruned, checkpoint, torch_dtype(dtype), options)
         elif any(path.endswith("layers") for path in drop):
             options |= _plain_config(cls, checkpoint, options)
         with LOAD_LOCK:
             module, report = pruned.from_pretrained(
-                source,
+                None if from_gguf else checkpoint,
                 dtype=torch_dtype(dtype),
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
                 **{"attn_implementation": "sdpa", **options},
             )
-        if source is None:
+        if from_gguf:
             module.generation_config.eos_token_id = gguf_checkpoint.stop_ids(checkpoint, module.config)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise errors.Fatal(f"{cls.__name__} cannot be loaded from {checkpoint}: {error}") from error

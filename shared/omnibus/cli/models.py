@@ -142,8 +142,9 @@ def _print_path(options: argparse.Namespace, result: dict[str, str]) -> None:
 async def examine_checkpoint(
     checkpoint: str, dtype: str = "", adapters: Sequence[str] = (), command: run_module.Command | None = None
 ) -> Report:
-    """Return the report on a directory, a GGUF file or an id of the hub. ``adapters`` must fit the checkpoint, ``command`` is as in
-    ``run_module``.
+    """Return the report on a directory, a GGUF file or an id of the hub.
+
+    ``adapters`` must fit the checkpoint, ``command`` is as in ``run_module``.
 
     Raises the error that prevents the examination.
     """

@@ -132,7 +132,9 @@ def _gguf_notes(checkpoint: Path) -> list[str]:
     """Return what the file lacks, in words."""
     lacks = ["no processor: the model takes only text"]
     if not read_sampling(checkpoint):
-        lacks.append("no generation config: requests without a temperature sample at 1, and end tokens are the header's")
+        lacks.append(
+            "no generation config: requests without a temperature sample at 1, and end tokens are the header's"
+        )
     if "tokenizer.chat_template" not in read_gguf_header(checkpoint).metadata:
         lacks.append("no chat template: chats are rejected, send prompts to /v1/completions")
     return lacks

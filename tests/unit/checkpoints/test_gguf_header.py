@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers.integrations import GGUF_CONFIG_MAPPING
 from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -90,14 +91,6 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda path: write_file(path, architecture="clip"),
         "architecture 'clip', which transformers cannot load from GGUF: use the model's safetensors. It can load bloom,",
     ),
-    "scaled positions": (
-        lambda path: write_file(path, lambda writer: writer.add_string("llama.rope.scaling.type", "yarn")),
-        "scales positions .rope.scaling.type yarn., which transformers ignores",
-    ),
-    "factors of positions": (
-        lambda path: write_file(path, lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(8, np.float32))),
-        "scales positions .rope_freqs.weight., which transformers ignores",
-    ),
 }
 
 
@@ -122,6 +115,23 @@ def test_a_fault_is_named_at_once_with_its_remedy(tmp_path: Path, fault: str):
     with pytest.raises(BadRequest, match=message):
         precheck.require_usable(path, "causal_lm", KNOWN)
     assert time.process_time() - began < 1
+
+
+@pytest.mark.behaviour(
+    "transformers 5.19",
+    "loads a GGUF file whose positions are scaled (Llama 3.1, YaRN) as if they were not",
+    "refuses the file",
+    source="transformers/integrations/ggml.py: GGUF_CONFIG_MAPPING has no rope.scaling",
+)
+def test_scaled_positions_are_refused(tmp_path: Path):
+    assert not any("rope.scaling" in name for fields in GGUF_CONFIG_MAPPING.values() for name in fields)
+    for change in (
+        lambda writer: writer.add_string("llama.rope.scaling.type", "yarn"),
+        lambda writer: writer.add_tensor("rope_freqs.weight", np.ones(8, np.float32)),
+    ):
+        path = write_file(tmp_path / "a.gguf", change)
+        with pytest.raises(BadRequest, match="scales positions .*, which transformers ignores in GGUF"):
+            precheck.require_usable(path, "causal_lm", KNOWN)
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
