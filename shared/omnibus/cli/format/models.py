@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.checkpoints import is_id
-from omnibus.checkpoints.report import ComponentReport, Report
+from omnibus.checkpoints.report import ComponentReport, Report, TrialReport
 from omnibus.cli.format.tables import field_lines, size_text, table_lines
 from omnibus.families import catalog
 from omnibus.families.specs import KNOWN
@@ -156,6 +156,22 @@ def check_lines(
         yield f"{component} {digest}: executors serve all models that have this one."
     yield "It can be split. `omnibus serve` serves it alone, and `omnibus up --models FILE` with this in FILE:"
     yield json.dumps(declaration, indent=2)
+
+
+def trial_lines(trial: TrialReport) -> Iterator[str]:
+    """Yield the lines of ``omnibus models check --deep``."""
+    rows = [
+        [each.subject, _figure_text(each.largest), _figure_text(each.bound), each.fault or "equal"]
+        for each in trial.comparisons
+    ]
+    if rows:
+        yield from table_lines(["TRIAL", "LARGEST DIFFERENCE", "BOUND", "RESULT"], rows)
+        yield ""
+    yield trial.outcome
+
+
+def _figure_text(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
 
 
 def shortest_declaration(report: Report, checkpoint: str, adapters: Sequence[str] = ()) -> dict[str, Any]:
