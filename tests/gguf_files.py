@@ -1,6 +1,8 @@
-"""GGUF files of tiny random models, written with the format's own package."""
+"""GGUF files of small random models, written with the format's own package."""
 
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,15 @@ import numpy as np
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from omnibus_models import gguf_checkpoint
 from omnibus_models.tiny import _language
 
-#: Tensors whose rows are stored in another order, and the field of the configuration with their heads.
+#: Tensors of llama whose rows are stored in another order, and the field of the configuration with their heads.
 _PERMUTED = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+#: Architectures whose norms are stored as the factors themselves, where the library stores what exceeds 1.
+_WHOLE_NORMS = ("gemma2", "gemma3")
+#: Tensors of gpt2 that the library stores transposed.
+_TRANSPOSED = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
 
 
 def write_llama(directory: Path, seed: int = 1) -> Path:
@@ -28,25 +35,23 @@ def write_gguf(
 ) -> Path:
     """Write the ``checkpoint`` of a language model as ``file``, with matrices in ``dtype``.
 
-    ``metadata`` are further fields. Their names have ``__`` for ``.``; a value replaces that of the checkpoint.
+    ``architecture`` is that of the header if it is another one than the model's. ``metadata`` are further fields. Their
+    names have ``__`` for ``.``; a value replaces that of the checkpoint.
     """
     config = json.loads((checkpoint / "config.json").read_text())
-    writer = gguf.GGUFWriter(file, architecture or config["model_type"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    if "head_dim" in config:
-        writer.add_key_length(config["head_dim"])
-        writer.add_rope_dimension_count(config["head_dim"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
-    _add_tokenizer(writer, checkpoint, template)
-    for name, value in metadata.items():
-        _add_field(writer, name.replace("__", "."), value)
-    _add_tensors(writer, checkpoint, config, gguf.GGMLQuantizationType[dtype])
+    own = config["model_type"].removesuffix("_text").replace("_moe", "moe")
+    fields = {**dict(_read_fields(config, own)), **{name.replace("__", "."): each for name, each in metadata.items()}}
+    writer = gguf.GGUFWriter(file, architecture or own)
+    writers = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    for name, value in fields.items():
+        writers[type(value)](name, value)
+    _add_tokenizer(writer, checkpoint, template, fields)
+    kind = gguf.GGMLQuantizationType[dtype]
+    for name, weights in _stored_tensors(checkpoint, config, own):
+        if weights.ndim == 1:  # norms stay as they are
+            writer.add_tensor(name, weights)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -54,7 +59,20 @@ def write_gguf(
     return file
 
 
-def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, template: bool) -> None:
+def _read_fields(config: dict[str, Any], architecture: str) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of the header for a configuration of the library."""
+    from transformers.integrations import GGUF_CONFIG_MAPPING
+
+    rope = config.get("rope_parameters") or {}
+    values = {**config, "rope_theta": rope.get("rope_theta") or rope.get("full_attention", {}).get("rope_theta")}
+    values.setdefault("num_experts", config.get("num_local_experts"))
+    names = {**gguf_checkpoint._SIZES, **GGUF_CONFIG_MAPPING[config["model_type"].removesuffix("_text")]}
+    for name, own_name in names.items():
+        if own_name is not None and values.get(own_name) is not None:
+            yield f"{architecture}.{name}", values[own_name]
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, template: bool, fields: dict[str, Any]) -> None:
     state = json.loads((checkpoint / "tokenizer.json").read_text())
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     special = {token["id"] for token in state["added_tokens"] if token["special"]}
@@ -67,32 +85,29 @@ def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, template: bool) ->
     writer.add_bos_token_id(tokens.index("<|im_start|>"))
     writer.add_eos_token_id(tokens.index("<|im_end|>"))
     writer.add_pad_token_id(tokens.index("<|endoftext|>"))
-    writer.add_add_bos_token(False)
+    if "tokenizer.ggml.add_bos_token" not in fields:
+        writer.add_add_bos_token(False)
     if template:
         writer.add_chat_template((checkpoint / "chat_template.jinja").read_text())
 
 
-def _add_field(writer: gguf.GGUFWriter, name: str, value: Any) -> None:
-    for fields in writer.kv_data:
-        fields.pop(name, None)
-    writers = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-    writers[type(value)](name, value)
-
-
-def _add_tensors(
-    writer: gguf.GGUFWriter, checkpoint: Path, config: dict[str, Any], kind: gguf.GGMLQuantizationType
-) -> None:
-    [architecture] = [each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == config["model_type"]]
-    names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
-    for name, values in load_file(checkpoint / "model.safetensors").items():
-        stem, kind_name = names.get_name(name.rpartition(".")[0]), name.rpartition(".")[2]
+def _stored_tensors(checkpoint: Path, config: dict[str, Any], architecture: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield names and values of the weights as the format stores them."""
+    [key] = [each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture]
+    names = gguf.get_tensor_name_map(key, config.get("num_hidden_layers") or config["n_layer"])
+    joined: dict[str, list[np.ndarray]] = {}
+    weights = load_file(checkpoint / "model.safetensors")
+    for name in sorted(weights, key=lambda each: [int(part) if part.isdigit() else 0 for part in each.split(".")]):
+        joined.setdefault(re.sub(r"\.experts\.\d+\.", ".experts.", name), []).append(weights[name].astype(np.float32))
+    for name, parts in joined.items():
+        stem, suffix = names.get_name(name.rpartition(".")[0]), name.rpartition(".")[2]
         assert stem is not None, name
-        heads = _PERMUTED.get(stem.rpartition(".")[2]) if config["model_type"] == "llama" else None
-        weights = values.astype(np.float32)
-        if heads is not None:
-            pairs = weights.reshape(config[heads], 2, -1, weights.shape[1])
-            weights = pairs.swapaxes(1, 2).reshape(weights.shape)
-        if weights.ndim == 1:  # norms stay as they are
-            writer.add_tensor(f"{stem}.{kind_name}", weights)
-        else:
-            writer.add_tensor(f"{stem}.{kind_name}", gguf.quants.quantize(weights, kind), raw_dtype=kind)
+        values, last = np.stack(parts) if ".experts." in name else parts[0], stem.rpartition(".")[2]
+        if architecture == "llama" and last in _PERMUTED:
+            pairs = values.reshape(config[_PERMUTED[last]], 2, -1, values.shape[1])
+            values = pairs.swapaxes(1, 2).reshape(values.shape)
+        if architecture in _WHOLE_NORMS and "norm" in last:
+            values = values + 1
+        if architecture == "gpt2" and last in _TRANSPOSED and values.ndim > 1:
+            values = np.ascontiguousarray(values.T)
+        yield f"{stem}.{suffix}", values[0] if last == "ffn_gate_inp_shexp" else values

@@ -21,6 +21,13 @@ from omnibus.errors import Fatal
 # Keep the service's log free of the progress bar of dequantisation.
 modeling_gguf_pytorch_utils.tqdm = partial(tqdm, disable=True)
 
+#: Fields of files that the library ignores for some architectures, and their names in configurations.
+_SIZES = {
+    "attention.key_length": "head_dim",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
+
 
 def load_config(checkpoint: Path) -> Any:
     """Return the configuration of a checkpoint. Raises ``BadRequest`` for a GGUF file that cannot be loaded."""
@@ -49,8 +56,8 @@ def _read_fields(checkpoint: Path, size: int, modified: int) -> dict[str, Any]:
     require_convertible(header)
     _prepare_reader()
     fields: dict[str, Any] = modeling_gguf_pytorch_utils.load_gguf_checkpoint(str(checkpoint))["config"]
-    head_dim = header.field("attention.key_length")  # which the library ignores for some architectures
-    return {**({"head_dim": head_dim} if head_dim else {}), **fields}
+    sizes = {name: header.field(field) for field, name in _SIZES.items()}
+    return {**{name: size for name, size in sizes.items() if size is not None}, **fields}
 
 
 def load_tokenizer(checkpoint: Path) -> Any:

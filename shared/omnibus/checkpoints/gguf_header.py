@@ -14,17 +14,15 @@ from typing import Any, NamedTuple
 from omnibus.checkpoints.safetensors import TensorHeader
 from omnibus.errors import BadRequest
 
-#: Architectures of language models that transformers reads from GGUF, and its types of models.
+#: Architectures of which transformers gives the model's own logits from GGUF, as tests show, and its types of models.
 MODEL_TYPES: Mapping[str, str] = {
-    **{name: name for name in ("bloom", "falcon", "gemma2", "gpt2", "lfm2", "llama", "mamba", "nemotron", "phi3")},
-    **{name: name for name in ("qwen2", "qwen3", "stablelm", "starcoder2")},
+    **{name: name for name in ("gemma2", "gpt2", "llama", "phi3", "qwen2", "qwen3", "stablelm", "starcoder2")},
     "gemma3": "gemma3_text",
-    "gemma4": "gemma4_text",
-    "gpt-oss": "gpt_oss",
-    "minimax-m2": "minimax_m2",
     "qwen2moe": "qwen2_moe",
     "qwen3moe": "qwen3_moe",
 }
+#: Layers of Gemma 2 27B, which scales its attention by a number of its own.
+_GEMMA2_LARGE = 46
 #: Name, values of a block and its bytes of each type of tensors, by its number.
 _TYPES: Mapping[int, tuple[str, int, int]] = {
     0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
@@ -91,20 +89,22 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 def require_convertible(header: GgufHeader) -> None:
-    """Raise ``BadRequest`` if transformers cannot load the language model of the file, or would load another one."""
+    """Raise ``BadRequest`` if transformers cannot load the language model of the file, or loads another one."""
     name, architecture = header.path.name, header.architecture
     if architecture not in MODEL_TYPES:
         raise BadRequest(
-            f"{name} has the architecture {architecture!r}, which transformers cannot load from GGUF: use the model's "
-            f"safetensors. It can load {', '.join(sorted(MODEL_TYPES))}"
+            f"{name} has the architecture {architecture!r}, which is not served from GGUF: use its "
+            f"safetensors. Served are {', '.join(sorted(MODEL_TYPES))}"
         )
     scaling = header.field("rope.scaling.type")
     factors = next((tensor for tensor in header.tensors if tensor.startswith(_ROPE_FACTORS)), "")
-    if factors or (scaling not in (None, "none") and architecture != "gpt-oss"):
+    if factors or scaling not in (None, "none"):
         raise BadRequest(
             f"{name} scales positions ({factors or f'rope.scaling.type {scaling}'}), which transformers ignores in "
             "GGUF: its answers would differ. Use the model's safetensors"
         )
+    if architecture == "gemma2" and header.field("block_count") == _GEMMA2_LARGE:
+        raise BadRequest(f"{name} lacks the scale of this model's attention: use the model's safetensors")
 
 
 def _require_single(path: Path, parts: int) -> None:
