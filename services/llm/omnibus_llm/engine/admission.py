@@ -102,7 +102,7 @@ class EngineTrial(Protocol):
 
     @property
     def subject(self) -> str:
-        """What the prompts consist of, for people."""
+        """Contents of the prompts, in words."""
 
     @property
     def expected(self) -> Sequence[Tensor]:
