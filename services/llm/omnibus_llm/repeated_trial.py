@@ -66,8 +66,8 @@ def _admit_pipeline(checkpoint: Path) -> str:
     from omnibus_models.modular.family import find_class
 
     verdict = trial.admit_pipeline(find_class(checkpoint))
-    sources = [name for name, fault in (("text", verdict.text), ("an image", verdict.image)) if not fault]
-    return f"served: from {' and '.join(sources)}"
+    faults = {"text": verdict.text, "an image": verdict.image, "an image and a mask": verdict.mask}
+    return f"served: from {', from '.join(name for name, fault in faults.items() if not fault)}"
 
 
 if __name__ == "__main__":
