@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from omnibus.checkpoints.report import Comparison
+from omnibus.checkpoints.report import TrialComparison
 from omnibus.checkpoints.tensor_digests import cache_directory
 
 T = TypeVar("T")
@@ -21,13 +21,13 @@ _log = logging.getLogger(__name__)
 
 
 #: Comparisons of the trials that are repeated.
-_comparisons: ContextVar[list[Comparison] | None] = ContextVar("comparisons", default=None)
+_comparisons: ContextVar[list[TrialComparison] | None] = ContextVar("comparisons", default=None)
 
 
 @contextmanager
-def repeat_trials() -> Iterator[list[Comparison]]:
+def repeat_trials() -> Iterator[list[TrialComparison]]:
     """Repeat trials inside the context, whatever is stored, and collect their comparisons."""
-    comparisons: list[Comparison] = []
+    comparisons: list[TrialComparison] = []
     token = _comparisons.set(comparisons)
     try:
         yield comparisons
@@ -35,7 +35,7 @@ def repeat_trials() -> Iterator[list[Comparison]]:
         _comparisons.reset(token)
 
 
-def record_comparison(comparison: Comparison) -> str:
+def record_comparison(comparison: TrialComparison) -> str:
     """Record a ``comparison`` if its trial is repeated. Returns its fault."""
     comparisons = _comparisons.get()
     if comparisons is not None:

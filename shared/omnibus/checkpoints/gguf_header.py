@@ -81,7 +81,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
     _require_single(path, int(shard[1]) if shard else 1)
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(path, data).read()
+            return _HeaderReader(path, data).read()
     except OSError as error:
         raise BadRequest(f"{path.name} cannot be read: {error.strerror}") from error
     except (struct.error, ValueError, TypeError, OverflowError):  # an empty file; lengths beyond the end
@@ -115,7 +115,7 @@ def _require_single(path: Path, parts: int) -> None:
         )
 
 
-class _Reader:
+class _HeaderReader:
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._position = path, data, 0
 

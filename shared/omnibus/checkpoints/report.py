@@ -27,7 +27,7 @@ class ComponentReport(msgspec.Struct, frozen=True):
         return [*([self.problem] if self.problem else []), *lacks, *shapes]
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class TrialComparison(msgspec.Struct, frozen=True):
     """One comparison of a trial: a small copy as it is served, with the same copy in the library.
 
     ``subject`` says what was compared and how it ran. ``largest`` is the largest absolute difference of logits, samples
@@ -48,7 +48,7 @@ class TrialReport(msgspec.Struct, frozen=True):
     family: str
     admitted: bool
     outcome: str
-    comparisons: list[Comparison] = []
+    comparisons: list[TrialComparison] = []
 
 
 class Report(msgspec.Struct, frozen=True):

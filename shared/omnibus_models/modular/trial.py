@@ -15,7 +15,7 @@ import transformers
 from PIL import Image
 
 from omnibus import errors
-from omnibus.checkpoints.report import Comparison
+from omnibus.checkpoints.report import TrialComparison
 from omnibus_models.contract import Encoded, ImageSpec
 from omnibus_models.modular import blocks as modular_blocks
 from omnibus_models.modular.components import (
@@ -72,7 +72,7 @@ def find_fault(cls: Any, checkpoint: Path, drawn: Drawn | None = None) -> str:
         unmasked = _run_apart(cls, checkpoint, size, drawn._replace(mask=None)) if drawn and drawn.mask else None
     except Exception as error:  # noqa: BLE001 whatever a library raises
         [line, *_] = str(error).splitlines() or [""]
-        return record_comparison(Comparison(subject, fault=f"{type(error).__name__}: {line[:200]}"))
+        return record_comparison(TrialComparison(subject, fault=f"{type(error).__name__}: {line[:200]}"))
     pairs = list(zip(expected, given, strict=True))
     same_sizes = all(one.shape == other.shape for one, other in pairs)
     largest = max(int(np.abs(one.astype(int) - other).max()) for one, other in pairs) if same_sizes else None
@@ -83,7 +83,7 @@ def find_fault(cls: Any, checkpoint: Path, drawn: Drawn | None = None) -> str:
         fault = "the pixels do not depend on the mask"
     elif np.array_equal(given[0], given[1]):  # they would be equal as well
         fault = "the pixels do not depend on the request"
-    return record_comparison(Comparison(subject, largest, 0, fault))
+    return record_comparison(TrialComparison(subject, largest, 0, fault))
 
 
 def _run_whole(cls: Any, checkpoint: Path, drawn: Drawn | None) -> tuple[list[np.ndarray], tuple[int, int, int, int]]:

@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from omnibus.checkpoints.report import Comparison
+from omnibus.checkpoints.report import TrialComparison
 from omnibus.errors import Fatal
 from omnibus_llm.engine.sampler import Picker
 from omnibus_llm.engine.sequence import DecoderSequence
@@ -196,7 +196,7 @@ def _find_fault(trial: EngineTrial, mode: Mode) -> str:
 def record_error(subject: str, error: Exception) -> str:
     """Return the ``error`` of a library as the reason why ``subject`` cannot run."""
     fault = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-    return record_comparison(Comparison(subject, fault=fault))
+    return record_comparison(TrialComparison(subject, fault=fault))
 
 
 def find_difference(given: Sequence[Tensor], expected: Sequence[Tensor], changed: Tensor, subject: str) -> str:
@@ -211,7 +211,7 @@ def find_difference(given: Sequence[Tensor], expected: Sequence[Tensor], changed
         fault = f"logits differ by {difference:.2g}"
     elif not float((changed - given[0]).abs().max()) > 10 * TOLERANCE:  # they would be equal as well
         fault = "logits do not depend on the prompt"
-    return record_comparison(Comparison(subject, difference, TOLERANCE * scale, fault))
+    return record_comparison(TrialComparison(subject, difference, TOLERANCE * scale, fault))
 
 
 class _Recorder:
@@ -287,7 +287,7 @@ def describe_mode(mode: Mode) -> str:
 def unproved(error: Exception) -> TrialVerdict:
     """Return the verdict on a class of which no copy runs: the mode that is closest to ``generate``."""
     fault = f"no small copy of it runs: {type(error).__name__}: {str(error)[:200]}"
-    return TrialVerdict(MODES[-1], {"copy": record_comparison(Comparison("a small copy", fault=fault))})
+    return TrialVerdict(MODES[-1], {"copy": record_comparison(TrialComparison("a small copy", fault=fault))})
 
 
 # Stored verdicts

@@ -18,7 +18,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from omnibus.checkpoints.report import Comparison
+from omnibus.checkpoints.report import TrialComparison
 from omnibus.errors import Fatal
 from omnibus_llm.engine.admission import ANSWER, MODES, Mode, TrialVerdict, describe_class, find_mode
 from omnibus_models.contract import Encoded, PrefillInputs, Prepared
@@ -198,7 +198,7 @@ def _make_trial(trial: Callable[..., MediaTrial], prompts: Sequence[str]) -> Med
 
 def _refused(error: Exception) -> TrialVerdict:
     text = re.sub(r"\s+", " ", str(error))[:200]
-    fault = record_comparison(Comparison("a small copy", fault=f"{type(error).__name__}: {text}"))
+    fault = record_comparison(TrialComparison("a small copy", fault=f"{type(error).__name__}: {text}"))
     return TrialVerdict(None, {"trial": fault})
 
 

@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from omnibus.checkpoints.report import Comparison
+from omnibus.checkpoints.report import TrialComparison
 from omnibus.errors import Fatal
 from omnibus_models import loading, verdicts
 from omnibus_models.contract import SpeakingOptions
@@ -104,13 +104,13 @@ class _SpeechTrial:
         given = self._speak_apart()
         pairs = list(zip(given, expected, strict=True))
         if any(one.shape != other.shape for one, other in pairs):
-            return verdicts.record_comparison(Comparison(_SUBJECT, fault="the lengths of the samples differ"))
+            return verdicts.record_comparison(TrialComparison(_SUBJECT, fault="the lengths of the samples differ"))
         difference, fault = max(float((one - other).abs().max()) for one, other in pairs), ""
         if not difference <= TOLERANCE:
             fault = f"samples differ by {difference:.2g}"
         elif given[0].shape == given[1].shape and float((given[0] - given[1]).abs().max()) <= 10 * TOLERANCE:
             fault = "samples do not depend on the text"
-        return verdicts.record_comparison(Comparison(_SUBJECT, difference, TOLERANCE, fault))
+        return verdicts.record_comparison(TrialComparison(_SUBJECT, difference, TOLERANCE, fault))
 
     def _speak_whole(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the samples that the class makes without this product."""
