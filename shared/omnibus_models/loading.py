@@ -17,6 +17,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from omnibus import errors
+from omnibus.checkpoints.gguf_header import is_gguf
+from omnibus_models import gguf_checkpoint
 from omnibus_models.attention_kernels import share_key_heads
 
 M = TypeVar("M", bound=PreTrainedModel)
@@ -82,21 +84,33 @@ def load_model(
             model: M = other.load_transformers(pruned_class(cls, drop), checkpoint, dtype, options)
             return model
         share_key_heads()
-        if any(path.endswith("layers") for path in drop):
+        pruned, from_gguf = pruned_class(cls, drop), is_gguf(checkpoint)
+        if from_gguf:
+            options = _read_gguf(pruned, checkpoint, torch_dtype(dtype), options)
+        elif any(path.endswith("layers") for path in drop):
             options |= _plain_config(cls, checkpoint, options)
         with LOAD_LOCK:
-            module, report = pruned_class(cls, drop).from_pretrained(
-                checkpoint,
+            module, report = pruned.from_pretrained(
+                None if from_gguf else checkpoint,
                 dtype=torch_dtype(dtype),
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
                 **{"attn_implementation": "sdpa", **options},
             )
+        if from_gguf:
+            module.generation_config.eos_token_id = gguf_checkpoint.stop_ids(checkpoint, module.config)
     except (ImportError, OSError, RuntimeError, ValueError) as error:
         raise errors.Fatal(f"{cls.__name__} cannot be loaded from {checkpoint}: {error}") from error
     require_all(module, report["missing_keys"], checkpoint)
     return module.to(device).eval().requires_grad_(False)
+
+
+def _read_gguf(cls: type[M], checkpoint: Path, dtype: torch.dtype, options: dict[str, Any]) -> dict[str, Any]:
+    """Return ``options`` with the configuration and the weights of a GGUF file."""
+    config = options.get("config") or gguf_checkpoint.load_config(checkpoint)
+    state = gguf_checkpoint.read_weights(cls, config, checkpoint, dtype)
+    return {**options, "config": config, "state_dict": state}
 
 
 def _plain_config(cls: type[M], checkpoint: Path, options: dict[str, Any]) -> dict[str, Any]:

@@ -4,17 +4,43 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from omnibus.checkpoints.report import TrialComparison
 from omnibus.checkpoints.tensor_digests import cache_directory
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
+
+
+#: Comparisons of the trials that are repeated.
+_comparisons: ContextVar[list[TrialComparison] | None] = ContextVar("comparisons", default=None)
+
+
+@contextmanager
+def repeat_trials() -> Iterator[list[TrialComparison]]:
+    """Repeat trials inside the context, whatever is stored, and collect their comparisons."""
+    comparisons: list[TrialComparison] = []
+    token = _comparisons.set(comparisons)
+    try:
+        yield comparisons
+    finally:
+        _comparisons.reset(token)
+
+
+def record_comparison(comparison: TrialComparison) -> str:
+    """Record a ``comparison`` if its trial is repeated. Returns its fault."""
+    comparisons = _comparisons.get()
+    if comparisons is not None:
+        comparisons.append(comparison)
+    return comparison.fault
 
 
 def verdict_path(key: Sequence[Any], prefix: str = "") -> Path:
@@ -25,11 +51,16 @@ def verdict_path(key: Sequence[Any], prefix: str = "") -> Path:
 
 
 def find_stored(path: Path, kind: type[T], trial: Callable[[], T]) -> T:
-    """Return the verdict in ``path``, or that of ``trial``, which is stored if the directory can be written."""
+    """Return the verdict in ``path``, or that of ``trial``, which is stored if the directory can be written.
+
+    In ``repeat_trials``, the trial is always made.
+    """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        if _comparisons.get() is None:
+            return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.MsgspecError):
-        verdict = trial()
+        pass
+    verdict = trial()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")

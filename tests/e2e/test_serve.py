@@ -16,6 +16,7 @@ from omnibus.process.spec import PACKAGE_PATH
 from omnibus_models import tiny
 from tests.e2e import warm
 from tests.e2e.system import ROOT
+from tests.gguf_files import write_gguf
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -25,9 +26,9 @@ _STOP_SECONDS = 60
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with a checkpoint whose path has a space."""
+    """A directory with a checkpoint whose path has a space, and the same model in GGUF."""
     directory = tmp_path_factory.mktemp("serve")
-    tiny.build("qwen2", directory / "a model")
+    write_gguf(tiny.build("qwen2", directory / "a model"), directory / "a-Q8_0.gguf", "Q8_0")
     return directory
 
 
@@ -141,15 +142,15 @@ def test_ctrl_c_during_the_start_leaves_nothing(here: Path):
     assert "stopped" not in run_omnibus(here, "ps", "--quiet")[1]
 
 
-def test_it_runs_in_the_background_and_is_described_as_json(here: Path):
+def test_a_gguf_file_runs_in_the_background_and_is_described_as_json(here: Path):
     code, output, errors = run_omnibus(
-        here, "serve", "a model", "--port", "0", "--name", "behind", "--detach", "--json", "--served-model-name", "tiny"
+        here, "serve", "a-Q8_0.gguf", "--port", "0", "--name", "behind", "--detach", "--json", "--max-model-len", "99"
     )
     try:
         assert code == 0, errors
         run = json.loads(output)
-        assert (run["name"], run["model"], run["device"]) == ("behind", "tiny", "cpu")
+        assert (run["name"], run["model"], run["device"]) == ("behind", "a-Q8_0", "cpu")
         answer = ask(run["curl"])
-        assert answer.get("model") == "tiny", answer
+        assert answer.get("model") == "a-Q8_0", answer
     finally:
         run_omnibus(here, "down", "--run", "behind")

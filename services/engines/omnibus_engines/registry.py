@@ -71,9 +71,11 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
     if core is None or core.closed:
         own = read_settings(VllmSettings)
         _check_vllm_settings(own, halves, bool(settings.ttft or settings.tbt))
+        checkpoint = checkpoints.resolve_checkpoint(settings.checkpoint)
+        checkpoints.require_safetensors(checkpoint)
         launch = Launch(
             component=component,
-            checkpoint=checkpoints.resolve_checkpoint(settings.checkpoint),
+            checkpoint=checkpoint,
             device=settings.device,
             dtype=settings.dtype,
             slots=settings.batch,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.checkpoints import adapters, safetensors
+from omnibus.checkpoints.gguf_header import is_gguf
 from omnibus.errors import BadRequest, Fatal, Forbidden, HubUnavailable, NotFound, OmnibusError
 
 #: An owner, a name, and optionally a revision.
@@ -26,34 +27,41 @@ def is_id(checkpoint: str) -> bool:
 
 
 def resolve_checkpoint(checkpoint: str) -> Path:
-    """Return the directory of an id. Any other text is returned as a path.
+    """Return the directory of an id. Any other text is returned as a path: a directory or a GGUF file.
 
-    Raises as ``find_checkpoint``, and ``BadRequest`` for GGUF.
+    Raises as ``find_checkpoint``, and as ``require_named_file``.
     """
-    directory = find_checkpoint(checkpoint) if is_id(checkpoint) else Path(checkpoint)
-    require_safetensors(directory)
-    return directory
+    path = find_checkpoint(checkpoint) if is_id(checkpoint) else Path(checkpoint)
+    require_named_file(path)
+    return path
+
+
+def require_named_file(path: Path) -> None:
+    """Raise ``BadRequest`` for a directory of GGUF files: each of them is a checkpoint."""
+    files = sorted(path.glob("*.gguf")) if path.is_dir() and not any(path.glob("*.safetensors")) else []
+    if files:
+        raise BadRequest(f"{path} contains only GGUF files: name one of them as the checkpoint, such as {files[0]}")
 
 
 def require_safetensors(path: Path) -> None:
-    """Raise ``BadRequest`` for GGUF. This is a file, or a directory with no weights in another format."""
-    in_directory = path.is_dir() and any(path.glob("*.gguf")) and not any(path.glob("*.safetensors"))
-    if in_directory or path.suffix == ".gguf":
+    """Raise ``BadRequest`` for GGUF, which vLLM does not load. It is a file, or a directory without safetensors."""
+    if path.suffix == ".gguf":
         raise BadRequest(
-            f"{path} is GGUF, which is not served yet: use the model's safetensors. For small weights, use AWQ, "
-            "GPTQ or compressed-tensors in omnibus_engines:vllm"
+            f"{path} is GGUF, which omnibus_engines:vllm does not serve: use omnibus_engines:transformers, or the "
+            "model's safetensors. For small weights, use AWQ, GPTQ or compressed-tensors"
         )
+    require_named_file(path)
 
 
 def find_checkpoint(checkpoint: str) -> Path:
-    """Return the directory of ``checkpoint``. Raises ``NotFound`` with the remedy."""
+    """Return the directory or the GGUF file of ``checkpoint``. Raises ``NotFound`` with the remedy."""
     path = Path(checkpoint)
-    if checkpoint and path.is_dir():
+    if checkpoint and (path.is_dir() or is_gguf(path)):
         return path
     if not is_id(checkpoint):
         raise NotFound(
-            f"{checkpoint or 'nothing'} is not a directory of a checkpoint, nor an id of the Hugging Face hub such as "
-            "Qwen/Qwen2.5-VL-7B-Instruct"
+            f"{checkpoint or 'nothing'} is not a directory of a checkpoint, nor a GGUF file, nor an id of the Hugging "
+            "Face hub such as Qwen/Qwen2.5-VL-7B-Instruct"
         )
     directory = _cached_directory(checkpoint)
     if directory is None:

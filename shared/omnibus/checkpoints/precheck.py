@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from omnibus.checkpoints import safetensors
+from omnibus.checkpoints import gguf_header, safetensors
 from omnibus.errors import BadRequest
 
 _CONFIG_FILES = ("model_index.json", "modular_model_index.json", "config.json")
@@ -21,21 +21,30 @@ _PROCESSOR_FIELDS = {
 
 def require_usable(directory: Path, family: str, families: Collection[str]) -> None:
     """Raise ``BadRequest`` if ``directory`` is not a usable checkpoint of ``family``. This includes missing and
-    truncated weights.
+    truncated weights. It may be a GGUF file.
 
     ``family`` is compared if the checkpoint names one of the families in ``families``. ``omnibus models check`` also
     checks each component.
     """
-    config = _read_config(directory)[1]
-    model_type = str(config.get("model_type") or config.get("_class_name") or "")
-    if model_type != family and model_type in families:
+    if gguf_header.is_gguf(directory):
+        own_type = read_model_type(directory)
+        # Files contain language models without encoders.
+        model_type = own_type if own_type in families else "causal_lm"
+    else:
+        config = _read_config(directory)[1]
+        model_type = str(config.get("model_type") or config.get("_class_name") or "")
+    if model_type != family and model_type in {*families, "causal_lm"}:
         raise BadRequest(f"{directory} is a checkpoint of the family {model_type}, not of {family}")
     require_whole(directory)
 
 
 def read_model_type(directory: Path) -> str:
     """Return the ``model_type`` of a checkpoint, empty for a pipeline. Raises ``BadRequest`` without a
-    configuration."""
+    configuration, and for a GGUF file that transformers cannot load."""
+    if gguf_header.is_gguf(directory):
+        header = gguf_header.read_gguf_header(directory)
+        gguf_header.require_convertible(header)
+        return header.model_type
     return str(_read_config(directory)[1].get("model_type") or "")
 
 
@@ -56,6 +65,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def require_whole(directory: Path) -> list[safetensors.TensorHeader]:
     """Return the tensors in the files of weights. Raises ``BadRequest`` for missing and truncated files."""
+    if gguf_header.is_gguf(directory):
+        return [*gguf_header.read_gguf_header(directory).tensors.values()]
     name, config = _read_config(directory)
     parts = _pipeline_parts(config) if name != _CONFIG_FILES[-1] else [""]
     missing_files = [f"{part}/{file}".lstrip("/") for part in parts for file in _lost_files(directory / part)]

@@ -27,12 +27,37 @@ class ComponentReport(msgspec.Struct, frozen=True):
         return [*([self.problem] if self.problem else []), *lacks, *shapes]
 
 
+class TrialComparison(msgspec.Struct, frozen=True):
+    """One comparison of a trial: a small copy as it is served, with the same copy in the library.
+
+    ``subject`` says what was compared and how it ran. ``largest`` is the largest absolute difference of logits, samples
+    or pixels (0 to 255), ``bound`` the largest that counts as equal; None after an error. ``fault`` is the reason why
+    the copy cannot run this way, empty if it can.
+    """
+
+    subject: str
+    largest: float | None = None
+    bound: float | None = None
+    fault: str = ""
+
+
+class TrialReport(msgspec.Struct, frozen=True):
+    """Comparisons of the trial of a checkpoint's class, and the ``outcome`` in words. ``admitted`` is False if
+    executors do not serve the class. A family with code of its own has no trial."""
+
+    family: str
+    admitted: bool
+    outcome: str
+    comparisons: list[TrialComparison] = []
+
+
 class Report(msgspec.Struct, frozen=True):
     """Report on a checkpoint. ``stored`` is bytes in its files by dtype, empty for a configuration without weights.
 
     ``lost`` are missing files that an index names, ``broken`` are the faults of others. ``vllm`` is the reason why vLLM
     cannot run its language model, empty if it can. ``adapters`` are the LoRA adapters that were checked with it, and
     why each does not fit; empty if it does. ``sampling`` is that of ``generation_config``, recommended by its authors.
+    ``notes`` are what a GGUF file lacks, in words.
     ``image_defaults`` are the fields of ``omnibus.model_defaults.ImageDefaults`` that the checkpoint has.
     """
 
@@ -47,6 +72,7 @@ class Report(msgspec.Struct, frozen=True):
     vllm: str = ""
     adapters: dict[str, str] = {}
     sampling: dict[str, float] = {}
+    notes: list[str] = []
     image_defaults: dict[str, int | bool] = {}
 
     @property

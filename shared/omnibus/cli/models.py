@@ -9,8 +9,10 @@ from pathlib import Path
 import msgspec
 
 from omnibus import checkpoints
+from omnibus.checkpoints.gguf_header import is_gguf
 from omnibus.checkpoints.identity import read_identity
-from omnibus.checkpoints.report import Report
+from omnibus.checkpoints.precheck import read_model_type
+from omnibus.checkpoints.report import Report, TrialReport
 from omnibus.cli import plans
 from omnibus.cli.format import models as models_format
 from omnibus.cli.output import print_json, print_names
@@ -20,11 +22,14 @@ from omnibus.families import catalog, plugins
 from omnibus.families.specs import ABSENT, KNOWN
 from omnibus.plan import Plan
 from omnibus.process import run_module
+from omnibus.process.spec import python_path
 from omnibus.store import Store
 from omnibus.up import tiny_models
 
 #: Seconds that the examination of a checkpoint may take, and a download.
 EXAMINE_TIMEOUT_SECONDS, DOWNLOAD_TIMEOUT_SECONDS = 300.0, 24 * 3600.0
+#: Environment of processes that read a checkpoint.
+_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
 async def run_models(options: argparse.Namespace) -> int:
@@ -81,6 +86,7 @@ async def _show_model(options: argparse.Namespace) -> int:
 async def _check_checkpoint(options: argparse.Namespace) -> int:
     report = await examine_checkpoint(options.checkpoint, options.dtype, options.adapter)
     declaration = models_format.shortest_declaration(report, options.checkpoint, options.adapter)
+    trial = await _repeat_trial(report.path) if options.deep and report.complete else None
     if options.json:
         faults = {name: part.faults for name, part in report.parts.items()}
         result = {
@@ -89,10 +95,23 @@ async def _check_checkpoint(options: argparse.Namespace) -> int:
             "declaration": declaration if report.complete else None,
         }
         result["identities"] = _encoder_identities(report)
+        if trial is not None:
+            result["trial"] = msgspec.to_builtins(trial)
         print_json({**msgspec.to_builtins(report), **result})
     else:
         print("\n".join(models_format.check_lines(report, declaration, _encoder_identities(report))))
-    return 0 if report.complete else 1
+        if trial is not None:
+            print("\n".join(["", *models_format.trial_lines(trial)]))
+    return 0 if report.complete and (trial is None or trial.admitted) else 1
+
+
+async def _repeat_trial(directory: str) -> TrialReport:
+    """Return the trial of the class of the checkpoint in ``directory``, repeated in a process of its own."""
+    environment = {**_OFFLINE, "PYTHONPATH": python_path()}
+    report = await run_module.call_module(
+        "omnibus_llm.repeated_trial", directory, within=EXAMINE_TIMEOUT_SECONDS, env=environment
+    )
+    return msgspec.convert(report, TrialReport)
 
 
 def _encoder_identities(report: Report) -> dict[str, str]:
@@ -140,17 +159,20 @@ def _print_path(options: argparse.Namespace, result: dict[str, str]) -> None:
 async def examine_checkpoint(
     checkpoint: str, dtype: str = "", adapters: Sequence[str] = (), command: run_module.Command | None = None
 ) -> Report:
-    """Return the report on a directory or an id of the hub. ``adapters`` must fit the checkpoint, ``command`` is as in
-    ``run_module``.
+    """Return the report on a directory, a GGUF file or an id of the hub.
+
+    ``adapters`` must fit the checkpoint, ``command`` is as in ``run_module``.
 
     Raises the error that prevents the examination.
     """
     directory = checkpoints.find_checkpoint(checkpoint)
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    checkpoints.require_named_file(directory)
+    if is_gguf(directory):  # in milliseconds
+        read_model_type(directory)
     adapter_paths = [str(checkpoints.find_checkpoint(adapter)) for adapter in adapters]
     arguments = [str(directory), *([dtype] if dtype or adapter_paths else []), *adapter_paths]
     report = await run_module.call_module(
-        "omnibus_models.examine", *arguments, within=EXAMINE_TIMEOUT_SECONDS, env=offline, command=command
+        "omnibus_models.examine", *arguments, within=EXAMINE_TIMEOUT_SECONDS, env=_OFFLINE, command=command
     )
     return msgspec.convert(report, Report)
 

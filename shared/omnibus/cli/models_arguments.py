@@ -17,8 +17,11 @@ def add_models_command(commands: Any) -> None:
     tiny = own.add_parser("tiny", help="build a family's tiny checkpoint; prints where it is")
     list_command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
     show.add_argument("what", metavar="FAMILY|PATH|ID", help="a family, a directory, or an id of the hub")
-    check.add_argument("checkpoint", metavar="PATH|ID", help="a directory, or an id that the hub's cache has")
+    check.add_argument(
+        "checkpoint", metavar="PATH|ID", help="a directory, a GGUF file, or an id that the hub's cache has"
+    )
     check.add_argument("--adapter", action="append", default=[], metavar="DIR", help="a LoRA adapter of it (repeat)")
+    check.add_argument("--deep", action="store_true", help="repeat the trial of its class, and print the differences")
     get.add_argument("id", metavar="ID", help="for example Qwen/Qwen2.5-VL-7B-Instruct, or ID@REVISION")
     tiny.add_argument("family", metavar="FAMILY", help="a family, or the name of its tiny model")
     tiny.add_argument("directory", nargs="?", metavar="DIR", help="default: where `omnibus up` looks for it")

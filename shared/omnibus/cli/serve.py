@@ -132,8 +132,8 @@ def find_candidate(options: argparse.Namespace) -> FoundCheckpoint:
     _check_host(options.host)
     if options.max_model_len < 0:
         raise BadRequest(f"--max-model-len must be a number of tokens, not {options.max_model_len}")
-    checkpoints.require_safetensors(Path(options.checkpoint))
     directory = checkpoints.find_checkpoint(options.checkpoint)
+    checkpoints.require_named_file(directory)
     _require_known_architecture(precheck.read_model_type(directory))
     tensors = precheck.require_whole(directory)
     if not tensors:

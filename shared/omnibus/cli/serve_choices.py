@@ -3,11 +3,13 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from omnibus.checkpoints.gguf_header import GGUF_BLOCKS
 from omnibus.checkpoints.report import Report
 from omnibus.checkpoints.safetensors import TensorHeader
 from omnibus.cli.format.models import option_bytes
@@ -18,7 +20,7 @@ from omnibus.spare_places import count_spare_places
 
 #: Bytes of a weight of each dtype that executors load.
 DTYPES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-#: Dtypes in headers of safetensors, and those that executors load them in.
+#: Dtypes in headers of safetensors and of GGUF, and those that executors load them in.
 _STORED = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 #: Memory of services, libraries and the arena beside weights and cache, an estimate.
 SYSTEM_BYTES = 1 << 30
@@ -66,18 +68,32 @@ def count_threads(executors: int = 1, smt: Path = _THREADS_PER_CORE) -> int:
 
 
 def stored_dtype(tensors: Iterable[TensorHeader]) -> str:
-    """Return the dtype of most of the weights that are floats."""
+    """Return the dtype of most of the weights that are floats.
+
+    Blocks of GGUF are dequantised at load, and bfloat16 is enough for their values.
+    """
     byte_counts: Counter[str] = Counter()
     for tensor in tensors:
-        byte_counts[_STORED.get(tensor.dtype, "")] += tensor.nbytes
+        stored = "bfloat16" if tensor.dtype in GGUF_BLOCKS else _STORED.get(tensor.dtype, "")
+        byte_counts[stored] += tensor.nbytes
     byte_counts.pop("", None)
     return byte_counts.most_common(1)[0][0] if byte_counts else "float32"
 
 
 def loaded_bytes(tensors: Iterable[TensorHeader], dtype: str) -> int:
-    """Return the bytes of ``tensors`` in memory. Floats are loaded in ``dtype``, quantised weights as they are."""
+    """Return the bytes of ``tensors`` in memory.
+
+    Floats and blocks of GGUF are loaded in ``dtype``, other quantised weights as they are.
+    """
     sizes = {name: DTYPES[dtype] / DTYPES[stored] for name, stored in _STORED.items()} | {"F64": DTYPES[dtype] / 8}
-    return int(sum(tensor.nbytes * sizes.get(tensor.dtype, 1) for tensor in tensors))
+    return int(
+        sum(
+            prod(tensor.shape) * DTYPES[dtype]
+            if tensor.dtype in GGUF_BLOCKS
+            else tensor.nbytes * sizes.get(tensor.dtype, 1)
+            for tensor in tensors
+        )
+    )
 
 
 def choose_dtype(requested: str, tensors: Sequence[TensorHeader], machine: Machine) -> str:

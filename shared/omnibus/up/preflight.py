@@ -10,6 +10,7 @@ from typing import Any
 
 from omnibus import checkpoints
 from omnibus.checkpoints.adapters import read_adapter
+from omnibus.checkpoints.gguf_header import is_gguf
 from omnibus.checkpoints.heads import key_value_heads, require_whole_heads
 from omnibus.checkpoints.precheck import require_usable
 from omnibus.errors import BadRequest, OmnibusError
@@ -66,14 +67,15 @@ def _check_checkpoint(directory: Path, model: Mapping[str, Any], settings: Execu
         return
     try:
         path = _find_directory(directory, checkpoint)
-        checkpoints.require_safetensors(path)
+        (checkpoints.require_safetensors if _VLLM in engines else checkpoints.require_named_file)(path)
         if engines != {ExecutorSettings().engine}:
             return
-        if path.is_file():  # the times of a simulated model
+        if path.is_file() and not is_gguf(path):  # the times of a simulated model
             return
-        if not path.is_dir():
+        if not path.exists():
             raise BadRequest(
-                f"{checkpoint} must be a directory or an id of the hub, such as Qwen/Qwen2.5-VL-7B-Instruct"
+                f"{checkpoint} must be a directory or a GGUF file, or an id of the hub, such as "
+                "Qwen/Qwen2.5-VL-7B-Instruct"
             )
         require_usable(path, model["family"], () if model["family"] in RETRIEVAL else KNOWN)
     except OmnibusError as error:

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from omnibus.checkpoints import safetensors
+from omnibus.checkpoints.gguf_header import is_gguf, read_gguf_header
 from omnibus.errors import BadRequest
-from omnibus_models import loading
+from omnibus_models import gguf_checkpoint, loading
 
 _META = torch.device("meta")
 _DTYPES = {
@@ -69,11 +70,17 @@ class DryLoader:
 
     def load_transformers(self, cls: type[Any], checkpoint: Path, dtype: str, options: dict[str, Any]) -> Any:
         """Build a model of transformers."""
-        config = options.pop("config", None) or cls.config_class.from_pretrained(checkpoint, local_files_only=True)
+        config = options.pop("config", None)
+        if config is None and is_gguf(checkpoint):
+            config = gguf_checkpoint.load_config(checkpoint)
+        config = config or cls.config_class.from_pretrained(checkpoint, local_files_only=True)
+        tensors = self._meta_tensors(checkpoint)
+        if is_gguf(checkpoint):
+            tensors = gguf_checkpoint.describe_weights(cls, config, checkpoint)
         module, report = _unloaded_class(cls).from_pretrained(
             None,
             config=config,
-            state_dict=self._meta_tensors(checkpoint),
+            state_dict=tensors,
             dtype=loading.torch_dtype(dtype),
             ignore_mismatched_sizes=True,
             output_loading_info=True,
@@ -104,6 +111,8 @@ class DryLoader:
 
 
 def _read_weight_files(directory: Path) -> WeightFiles:
+    if is_gguf(directory):
+        return WeightFiles(read_gguf_header(directory).tensors, 1, [], [])
     there, missing_files = safetensors.find_weight_files(directory)
     tensors: dict[str, safetensors.TensorHeader] = {}
     faults = []

@@ -9,6 +9,7 @@ from typing import Any
 from omnibus.checkpoints import safetensors
 from omnibus.checkpoints.adapters import read_adapter
 from omnibus.checkpoints.generation_config import read_sampling
+from omnibus.checkpoints.gguf_header import GGUF_BLOCKS, is_gguf, read_gguf_header
 from omnibus.checkpoints.report import ComponentReport, Report
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.families.specs import KNOWN
@@ -58,6 +59,7 @@ def examine_checkpoint(checkpoint: Path, dtype: str = "", adapters: Sequence[str
         vllm=reason,
         adapters=fits,
         sampling=read_sampling(checkpoint),
+        notes=_gguf_notes(checkpoint) if is_gguf(checkpoint) else [],
         image_defaults=family.image_defaults(checkpoint) if hasattr(family, "image_defaults") else {},
     )
 
@@ -108,6 +110,8 @@ def _cache_bytes(config: Any, dtype: str) -> int:
 
 def _vllm_refusal(family: Any, checkpoint: Path, dtype: str) -> str:
     """Return why the language model does not run in vLLM, or ""."""
+    if is_gguf(checkpoint):
+        return "omnibus_engines:vllm does not serve GGUF"
     try:
         family.reader(checkpoint, dtype)
     except OmnibusError as error:
@@ -124,16 +128,29 @@ def _adapter_fault(family: Any, checkpoint: Path, dtype: str, adapter: Path) -> 
     return ""
 
 
+def _gguf_notes(checkpoint: Path) -> list[str]:
+    """Return what the file lacks, in words."""
+    lacks = ["no processor: the model takes only text"]
+    if not read_sampling(checkpoint):
+        lacks.append(
+            "no generation config: requests without a temperature sample at 1, and end tokens are the header's"
+        )
+    if "tokenizer.chat_template" not in read_gguf_header(checkpoint).metadata:
+        lacks.append("no chat template: chats are rejected, send prompts to /v1/completions")
+    return lacks
+
+
 def _stored_dtype(checkpoint: Path) -> str:
-    """Return the dtype of most of the weights, or the configured one."""
+    """Return the dtype of most of the weights, or the configured one. Blocks of GGUF count as float32."""
     byte_counts: Counter[str] = Counter()
-    for path in checkpoint.rglob("*.safetensors"):
+    for path in [checkpoint] if is_gguf(checkpoint) else checkpoint.rglob("*.safetensors"):
         try:
-            tensors = safetensors.read_header(path).values()
+            tensors = (read_gguf_header(path).tensors if is_gguf(path) else safetensors.read_header(path)).values()
         except BadRequest:  # reported with its component
             continue
         for tensor in tensors:
-            byte_counts[_NAMES.get(tensor.dtype, "")] += tensor.nbytes
+            dtype = "float32" if tensor.dtype in GGUF_BLOCKS else _NAMES.get(tensor.dtype, "")
+            byte_counts[dtype] += tensor.nbytes
     byte_counts.pop("", None)
     return byte_counts.most_common(1)[0][0] if byte_counts else _configured_dtype(checkpoint / "config.json")
 

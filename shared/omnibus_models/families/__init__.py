@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from omnibus import errors
+from omnibus.checkpoints import precheck
+from omnibus.checkpoints.gguf_header import is_gguf
 from omnibus.families.specs import ABSENT
 from omnibus_models import torchvision_cpu
 from omnibus_models.contract import ModelFamily
@@ -41,18 +43,22 @@ def load_family(name: str) -> ModelFamily:
 
 
 def family_of(checkpoint: Path) -> ModelFamily:
-    """Return the family of a checkpoint directory.
+    """Return the family of a checkpoint: a directory, or a GGUF file.
 
     It is the ``model_type`` in config.json, or the class in model_index.json. A pipeline without a family of its own,
     which diffusers has in blocks, is of ``modular_image`` or ``modular_video``. A language model of transformers
     without a family of its own is of the family ``causal_lm``, or of ``multimodal_lm`` if it has encoders. Embedders
     and rerankers are of ``sentence_encoder`` and ``cross_encoder``. Embedders of texts and images are of
     ``dual_encoder``, recognizers with an encoder and a decoder of ``speech_to_text``, and text-to-speech models of
-    ``text_to_speech``. Raises ``NotFound`` if no configuration can be read, or the architecture is unknown.
+    ``text_to_speech``. Raises ``NotFound`` if no configuration can be read, or the architecture is unknown, and
+    ``BadRequest`` for a GGUF file that cannot be loaded.
     """
     for index in (Path(checkpoint) / "model_index.json", Path(checkpoint) / "modular_model_index.json"):
         if index.exists():
             return _pipeline_family(_read_config(index))
+    if is_gguf(Path(checkpoint)):
+        name = precheck.read_model_type(Path(checkpoint))
+        return load_family(name if name in NAMES else "causal_lm")
     config = _read_config(Path(checkpoint) / "config.json")
     name = _retrieval_family(Path(checkpoint), config) or str(config.get("model_type", ""))
     if name not in {*NAMES, *ABSENT}:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from omnibus import errors
+from omnibus_models import gguf_checkpoint
 from omnibus_models.attention import Attention
 from omnibus_models.contract import (
     PLAIN_PROMPT,
@@ -41,9 +42,7 @@ class LanguageThinker(LanguageDecoder, ABC):
     untold_calls = USUAL
 
     def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str]) -> None:
-        from transformers import AutoTokenizer
-
-        self._tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+        self._tokenizer: Any = gguf_checkpoint.load_tokenizer(checkpoint)
         super().__init__(
             module, self._find_backbone(module), self._find_head(module), _stop_ids(module, self._tokenizer)
         )

@@ -26,7 +26,7 @@ from transformers.cache_utils import (
 from transformers.modeling_outputs import BaseModelOutput
 
 from omnibus import errors
-from omnibus_models import loading
+from omnibus_models import gguf_checkpoint, loading
 from omnibus_models.attention import PromptArguments
 from omnibus_models.families import _row_masks
 from omnibus_models.families._language_decoder import LanguageDecoder
@@ -219,10 +219,9 @@ class CausalFamily(TextFamily):
 
 def find_class(checkpoint: Path) -> Any:
     """Return the class of the language model in ``checkpoint``. Raises ``NotFound`` if transformers has none."""
-    from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+    config = gguf_checkpoint.load_config(checkpoint)
     try:
         cls = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError:

@@ -15,6 +15,7 @@ import transformers
 from PIL import Image
 
 from omnibus import errors
+from omnibus.checkpoints.report import TrialComparison
 from omnibus_models.contract import Encoded, ImageSpec
 from omnibus_models.modular import blocks as modular_blocks
 from omnibus_models.modular.components import (
@@ -27,7 +28,7 @@ from omnibus_models.modular.components import (
     to_bytes,
 )
 from omnibus_models.tiny import _pipelines
-from omnibus_models.verdicts import find_stored, verdict_path
+from omnibus_models.verdicts import find_stored, record_comparison, verdict_path
 
 _FORMAT = 2  # of stored results
 
@@ -63,20 +64,26 @@ def find_fault(cls: Any, checkpoint: Path, drawn: Drawn | None = None) -> str:
 
     It is empty if they do. ``cls`` is the class of the pipeline.
     """
+    inputs = "text" if drawn is None else "an image and a mask" if drawn.mask else "an image"
+    subject = f"{inputs}: components apart"
     try:
         expected, size = _run_whole(cls, checkpoint, drawn)
         given = _run_apart(cls, checkpoint, size, drawn)
         unmasked = _run_apart(cls, checkpoint, size, drawn._replace(mask=None)) if drawn and drawn.mask else None
     except Exception as error:  # noqa: BLE001 whatever a library raises
         [line, *_] = str(error).splitlines() or [""]
-        return f"{type(error).__name__}: {line[:200]}"
-    for one, other in zip(expected, given, strict=True):
-        if one.shape != other.shape or not np.array_equal(one, other):
-            return "the components give other pixels than the whole pipeline"
-    if unmasked is not None and np.array_equal(given[0], unmasked[0]):
-        return "the pixels do not depend on the mask"
-    # Images that do not depend on the request would be equal as well.
-    return "the pixels do not depend on the request" if np.array_equal(given[0], given[1]) else ""
+        return record_comparison(TrialComparison(subject, fault=f"{type(error).__name__}: {line[:200]}"))
+    pairs = list(zip(expected, given, strict=True))
+    same_sizes = all(one.shape == other.shape for one, other in pairs)
+    largest = max(int(np.abs(one.astype(int) - other).max()) for one, other in pairs) if same_sizes else None
+    fault = ""
+    if largest != 0:
+        fault = "the components give other pixels than the whole pipeline"
+    elif unmasked is not None and np.array_equal(given[0], unmasked[0]):
+        fault = "the pixels do not depend on the mask"
+    elif np.array_equal(given[0], given[1]):  # they would be equal as well
+        fault = "the pixels do not depend on the request"
+    return record_comparison(TrialComparison(subject, largest, 0, fault))
 
 
 def _run_whole(cls: Any, checkpoint: Path, drawn: Drawn | None) -> tuple[list[np.ndarray], tuple[int, int, int, int]]:

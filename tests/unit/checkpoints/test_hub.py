@@ -98,7 +98,7 @@ def test_an_id_that_the_cache_does_not_have_says_what_to_do(cache: Path):
 
 @pytest.mark.parametrize("text", ["", "/none/here", "./none"])
 def test_a_path_that_is_not_there_is_not_found(text: str):
-    with pytest.raises(NotFound, match="is not a directory of a checkpoint, nor an id"):
+    with pytest.raises(NotFound, match="is not a directory of a checkpoint, nor a GGUF file, nor an id"):
         checkpoints.find_checkpoint(text)
     assert checkpoints.resolve_checkpoint(text) == Path(text)
 

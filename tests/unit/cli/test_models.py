@@ -193,7 +193,9 @@ def test_what_could_not_be_built_is_not_reckoned_with():
 
 
 def test_what_is_neither_a_family_nor_a_checkpoint_is_refused(run_models: Say):
-    assert "mystery is not a directory of a checkpoint, nor an id" in run_models("show", "mystery", code=1)
+    assert "mystery is not a directory of a checkpoint, nor a GGUF file, nor an id" in run_models(
+        "show", "mystery", code=1
+    )
 
 
 # check

@@ -25,6 +25,8 @@ GIB = 1 << 30
 #: Ten billion weights in bfloat16, and the same in 4 bits.
 WEIGHTS = [TensorHeader("BF16", (10**10,), 2 * 10**10), TensorHeader("F32", (10,), 40)]
 QUANTISED = [TensorHeader("I32", (10**9,), 4 * 10**9), TensorHeader("F16", (10**9,), 2 * 10**9)]
+#: As many in blocks of GGUF.
+BLOCKS = [TensorHeader("Q4_K", (10**5, 10**5), 5 * 10**9), TensorHeader("F32", (10,), 40)]
 
 
 def cpu(free_gib: float | None = 100, *, bfloat16: bool = False) -> Machine:
@@ -52,6 +54,7 @@ def parse(*arguments: str) -> argparse.Namespace:
 # dtype
 
 
+@pytest.mark.parametrize("weights", [WEIGHTS, BLOCKS], ids=["bfloat16", "GGUF"])
 @pytest.mark.parametrize(
     ("requested", "machine", "dtype"),
     [
@@ -66,15 +69,16 @@ def parse(*arguments: str) -> argparse.Namespace:
     ],
 )
 def test_the_dtype_is_that_of_the_weights_unless_the_cpu_cannot_multiply_it(
-    requested: str, machine: Machine, dtype: str
+    requested: str, machine: Machine, dtype: str, weights: list[TensorHeader]
 ):
-    assert serve_choices.choose_dtype(requested, WEIGHTS, machine) == dtype
+    assert serve_choices.choose_dtype(requested, weights, machine) == dtype
 
 
 def test_quantised_weights_keep_their_size_in_any_dtype():
     assert serve_choices.stored_dtype(QUANTISED) == "float16"
     assert serve_choices.loaded_bytes(QUANTISED, "float32") == 8 * 10**9
     assert serve_choices.loaded_bytes(WEIGHTS, "float32") == 4 * 10**10 + 40
+    assert serve_choices.loaded_bytes(BLOCKS, "float32") == 4 * 10**10 + 40  # they are dequantised
 
 
 @pytest.mark.parametrize(
@@ -229,7 +233,7 @@ def test_what_cannot_be_served_is_refused_at_once_with_the_remedy(
     expected = {
         "nowhere/at/all": "is not a directory of a checkpoint",
         "Qwen/Never-Downloaded": "`omnibus models get Qwen/Never-Downloaded`",
-        "model-Q4.gguf": "is GGUF, which is not served yet",
+        "model-Q4.gguf": "is truncated or not a GGUF file: download it again",
         "pickled": "pickles, which are never read: convert them",
         "cut": "is truncated",
         "lost": "lacks the weights model-1.safetensors",

@@ -54,11 +54,13 @@ MISTAKES = {
         json.dumps({"models": {"a": split_thinker(7)}}),
         "model a, option Th: . heads of keys and values cannot be split over 7 GPUs: set the option's `gpus` to a divisor or a multiple",
     ),
-    "GGUF": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./model-Q4.gguf"}}}', "model a: .*model-Q4.gguf is GGUF, which is not served yet"),
-    "GGUF in a directory, for vLLM": (
-        '{"models": {"a": {"family": "qwen2", "checkpoint": "./gguf", "options": {"L": {"components": ["thinker"], '
+    "GGUF": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./gguf/model-Q4_K_M.gguf"}}}', "model a: model-Q4_K_M.gguf is truncated or not a GGUF"),
+    "GGUF that is not there": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./none.gguf"}}}', "model a: ./none.gguf must be a directory or a GGUF file"),
+    "GGUF in a directory": ('{"models": {"a": {"family": "qwen2", "checkpoint": "./gguf"}}}', "model a: .*gguf contains only GGUF files: name one of them"),
+    "GGUF for vLLM": (
+        '{"models": {"a": {"family": "qwen2", "checkpoint": "./gguf/model-Q4_K_M.gguf", "options": {"L": {"components": ["thinker"], '
         '"service": "llm", "engine": "omnibus_engines:vllm"}}, "paths": [{"options": ["L"]}]}}}',
-        "model a: .*gguf is GGUF, which is not served yet",
+        "model a: .*gguf is GGUF, which omnibus_engines:vllm does not serve: use omnibus_engines:transformers",
     ),
     "weights cut off": ('{"models": {"a": {"family": "qwen_image", "checkpoint": "./cut"}}}', "is truncated, it has .* bytes"),
 }  # fmt: skip

@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from omnibus.checkpoints.gguf_header import is_gguf, read_gguf_header
 from omnibus.checkpoints.hub import resolve_checkpoint
 from omnibus.errors import OmnibusError
 from omnibus.families import catalog
@@ -70,7 +71,11 @@ def _checkpoint_context(model: ModelPlan) -> int | None:
     if model.family == catalog.PYTHON or not model.checkpoint:
         return None
     with suppress(OmnibusError, OSError, ValueError):
-        path = Path(resolve_checkpoint(model.checkpoint)) / "config.json"
+        checkpoint = Path(resolve_checkpoint(model.checkpoint))
+        if is_gguf(checkpoint):
+            context_length = read_gguf_header(checkpoint).field("context_length")
+            return context_length if isinstance(context_length, int) else None
+        path = checkpoint / "config.json"
         if path.stat().st_size <= _MAX_CONFIG_BYTES:
             return _find_context(json.loads(path.read_bytes()))
     return None

@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from omnibus.checkpoints.report import TrialComparison
 from omnibus.errors import Fatal
 from omnibus_llm.engine.sampler import Picker
 from omnibus_llm.engine.sequence import DecoderSequence
@@ -21,7 +22,7 @@ from omnibus_llm.engine.step import Steps
 from omnibus_models.contract import Decoder, PrefillInputs, TokenSamplingParams
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
 from omnibus_models.miniature import VOCABULARY, build_copy, shrink_config
-from omnibus_models.verdicts import find_stored, verdict_path
+from omnibus_models.verdicts import find_stored, record_comparison, verdict_path
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ def find_verdict(cls: Any, config: Any, trial: Callable[[Any, Any], TrialVerdict
         small = shrink_config(config)
         path = verdict_path(describe_class(cls, small))
     except Exception as error:  # noqa: BLE001 whatever a stranger's configuration makes a library raise
-        return _unproved(error)
+        return unproved(error)
     return find_stored(path, TrialVerdict, lambda: (trial or try_class)(cls, small))
 
 
@@ -92,12 +93,16 @@ def try_class(cls: Any, config: Any) -> TrialVerdict:
         prompts = [_make_prompt(length) for length in PROMPTS]
         expected = [generate_logits(module, prompt) for prompt in prompts]
     except Exception as error:  # noqa: BLE001 whatever a library raises
-        return _unproved(error)
+        return unproved(error)
     return find_mode(TextTrial(module, prompts, expected))
 
 
 class EngineTrial(Protocol):
     """Prompts and the logits that the library's ``generate`` gives for each, [ANSWER, V]."""
+
+    @property
+    def subject(self) -> str:
+        """Contents of the prompts, in words."""
 
     @property
     def expected(self) -> Sequence[Tensor]:
@@ -119,6 +124,7 @@ class TextTrial(NamedTuple):
     module: Any
     prompts: Sequence[Tensor]
     expected: Sequence[Tensor]
+    subject: str = "text"
 
     def make_decoder(self) -> OwnDecoder:
         return OwnDecoder(self.module, find_backbone(self.module), OwnHead(self.module), ())
@@ -138,7 +144,7 @@ def find_mode(trial: EngineTrial, modes: Sequence[Mode] = MODES) -> TrialVerdict
         if not fault:
             masked = mode._replace(masks=True)
             return TrialVerdict(mode if _find_fault(trial, masked) else masked, reasons)
-        reasons[_describe_mode(mode)] = fault
+        reasons[describe_mode(mode)] = fault
     return TrialVerdict(None, reasons)
 
 
@@ -176,25 +182,36 @@ def engine_logits(decoder: Decoder, prefills: Sequence[PrefillInputs]) -> list[T
 
 def _find_fault(trial: EngineTrial, mode: Mode) -> str:
     """Return why the engine does not give the expected logits in ``mode``, or ""."""
-    expected = trial.expected
+    expected, subject = trial.expected, f"{trial.subject}: {describe_mode(mode)}"
     try:
         decoder = trial.make_decoder()
         decoder.batches, decoder.splits_prompts, decoder.takes_masks = mode
         given = engine_logits(decoder, trial.make_prefills(decoder))
         changed = engine_logits(decoder, trial.make_control(decoder))[0]
     except Exception as error:  # noqa: BLE001 whatever a library raises
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-    return find_difference(given, expected, changed)
+        return record_error(subject, error)
+    return find_difference(given, expected, changed, subject)
 
 
-def find_difference(given: Sequence[Tensor], expected: Sequence[Tensor], changed: Tensor) -> str:
-    """Return why ``given`` logits are not the ``expected`` ones, or "". ``changed`` are those of another prompt."""
+def record_error(subject: str, error: Exception) -> str:
+    """Return the ``error`` of a library as the reason why ``subject`` cannot run."""
+    fault = f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
+    return record_comparison(TrialComparison(subject, fault=fault))
+
+
+def find_difference(given: Sequence[Tensor], expected: Sequence[Tensor], changed: Tensor, subject: str) -> str:
+    """Return why ``given`` logits are not the ``expected`` ones, or "".
+
+    ``changed`` are those of another prompt, ``subject`` says what was compared.
+    """
     scale = max(1.0, *(float(each.abs().max()) for each in expected))
     difference = max(float((one - other).abs().max()) for one, other in zip(given, expected, strict=True))
+    fault = ""
     if not difference <= TOLERANCE * scale:
-        return f"logits differ by {difference:.2g}"
-    # Logits that do not depend on the prompt would be equal as well.
-    return "" if float((changed - given[0]).abs().max()) > 10 * TOLERANCE else "logits do not depend on the prompt"
+        fault = f"logits differ by {difference:.2g}"
+    elif not float((changed - given[0]).abs().max()) > 10 * TOLERANCE:  # they would be equal as well
+        fault = "logits do not depend on the prompt"
+    return record_comparison(TrialComparison(subject, difference, TOLERANCE * scale, fault))
 
 
 class _Recorder:
@@ -261,18 +278,22 @@ def _raise_errors(outcomes: Sequence[Any]) -> None:
             raise outcome.result
 
 
-def _describe_mode(mode: Mode) -> str:
-    return f"{'several' if mode.batches else 'one'} at a time, prompts {'in shares' if mode.shares else 'whole'}"
+def describe_mode(mode: Mode) -> str:
+    """Return ``mode`` in words."""
+    masks = ", masks of the engine" if mode.masks else ""
+    return f"{'several' if mode.batches else 'one'} at a time, prompts {'in shares' if mode.shares else 'whole'}{masks}"
 
 
-def _unproved(error: Exception) -> TrialVerdict:
+def unproved(error: Exception) -> TrialVerdict:
     """Return the verdict on a class of which no copy runs: the mode that is closest to ``generate``."""
-    return TrialVerdict(MODES[-1], {"copy": f"no small copy of it runs: {type(error).__name__}: {str(error)[:200]}"})
+    fault = f"no small copy of it runs: {type(error).__name__}: {str(error)[:200]}"
+    return TrialVerdict(MODES[-1], {"copy": record_comparison(TrialComparison("a small copy", fault=fault))})
 
 
 # Stored verdicts
 
 
 def describe_class(cls: Any, config: Any) -> list[Any]:
-    """Return what a verdict on ``cls`` with ``config`` depends on."""
-    return [_FORMAT, transformers.__version__, torch.__version__, cls.__name__, config.to_dict()]
+    """Return what a verdict on ``cls`` with ``config`` depends on, without the directory of the checkpoint."""
+    fields = {**config.to_dict(), "_name_or_path": ""}
+    return [_FORMAT, transformers.__version__, torch.__version__, cls.__name__, fields]

@@ -18,6 +18,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from omnibus.checkpoints.report import TrialComparison
 from omnibus.errors import Fatal
 from omnibus_llm.engine.admission import ANSWER, MODES, Mode, TrialVerdict, describe_class, find_mode
 from omnibus_models.contract import Encoded, PrefillInputs, Prepared
@@ -30,7 +31,7 @@ from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
 from omnibus_models.families.multimodal_lm import OwnThinker
 from omnibus_models.loading import remove_part
 from omnibus_models.miniature import SmallTokens, build_copy, shrink_parts
-from omnibus_models.verdicts import find_stored, verdict_path
+from omnibus_models.verdicts import find_stored, record_comparison, verdict_path
 
 R = TypeVar("R")
 
@@ -82,6 +83,8 @@ class MediaTrial:
     ) -> None:
         self._processor = processor
         self._modality = modality
+        several = any(text.count(MEDIUM) > 1 for text in prompts)
+        self.subject = modality if several else f"{modality}, one item in a prompt"
         self._whole = parts.whole
         half = partial(OwnEncoder, _remove_parts(module, parts.language), inverted=parts.inverted)
         self._encoder = (MediaPreparer if parts.whole else half)(processor)
@@ -195,7 +198,8 @@ def _make_trial(trial: Callable[..., MediaTrial], prompts: Sequence[str]) -> Med
 
 def _refused(error: Exception) -> TrialVerdict:
     text = re.sub(r"\s+", " ", str(error))[:200]
-    return TrialVerdict(None, {"trial": f"{type(error).__name__}: {text}"})
+    fault = record_comparison(TrialComparison("a small copy", fault=f"{type(error).__name__}: {text}"))
+    return TrialVerdict(None, {"trial": fault})
 
 
 def _remove_parts(module: Any, paths: Sequence[str]) -> Any:

@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 #: Tokens before the text of each window, and its rows of the encoder.
 PROMPTS = ((5, 9), (5, 9, 7, 8, 3), (5,))
 ROWS = (11, 11, 7)
-MODES = (Mode(True, False), Mode(False, False))
+MODES = (Mode(True, False), admission.MODES[-1])
 
 
 def admit_recognizer(decoder: PairedDecoder) -> None:
@@ -53,9 +53,7 @@ def try_recognizer(cls: Any, config: Any) -> TrialVerdict:
         windows = [(ids, _draw_rows(module, *each)) for ids, each in zip(PROMPTS, enumerate(ROWS), strict=True)]
         expected = [_generate_logits(module, *window) for window in windows]
     except Exception as error:  # noqa: BLE001 whatever a library raises
-        return TrialVerdict(
-            MODES[-1], {"copy": f"no small copy of it runs: {type(error).__name__}: {str(error)[:200]}"}
-        )
+        return admission.unproved(error)
     reasons: dict[str, str] = {}
     for mode in MODES:
         fault = _find_fault(module, mode, windows, expected)
@@ -88,6 +86,7 @@ def _find_fault(
     module: Any, mode: Mode, windows: Sequence[tuple[Sequence[int], Tensor]], expected: Sequence[Tensor]
 ) -> str:
     """Return why the engine's logits in ``mode`` are not ``expected``, or ""."""
+    subject = f"audio: {'several windows' if mode.batches else 'one window'} at a time"
     try:
         decoder = PairedDecoder(module, ())
         decoder.batches = mode.batches
@@ -95,5 +94,5 @@ def _find_fault(
         given = admission.engine_logits(decoder, [decoder.start(*window) for window in windows])
         swapped = admission.engine_logits(decoder, [decoder.start(*window) for window in swapped_windows])[0]
     except Exception as error:  # noqa: BLE001 whatever a library raises
-        return f"{type(error).__name__}: {str(error).splitlines()[0][:200] if str(error) else ''}"
-    return admission.find_difference(given, expected, swapped)
+        return admission.record_error(subject, error)
+    return admission.find_difference(given, expected, swapped, subject)

@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from omnibus.checkpoints.report import TrialComparison
 from omnibus.errors import Fatal
 from omnibus_models import loading, verdicts
 from omnibus_models.contract import SpeakingOptions
@@ -32,6 +33,7 @@ TEXTS = ("a small cat sat on the mat", "one more red circle is here")
 SEEDS = (0, 1)
 #: Largest difference of samples, which are at most 1.
 TOLERANCE = 1e-4
+_SUBJECT = "speech: the model and its vocoder apart"
 #: Arguments that keep the speech of a copy short, by an argument that its class has.
 _SHORT: Mapping[str, Mapping[str, Any]] = {
     "generation_config": {"max_new_tokens": 24},
@@ -102,12 +104,13 @@ class _SpeechTrial:
         given = self._speak_apart()
         pairs = list(zip(given, expected, strict=True))
         if any(one.shape != other.shape for one, other in pairs):
-            return "the lengths of the samples differ"
-        difference = max(float((one - other).abs().max()) for one, other in pairs)
+            return verdicts.record_comparison(TrialComparison(_SUBJECT, fault="the lengths of the samples differ"))
+        difference, fault = max(float((one - other).abs().max()) for one, other in pairs), ""
         if not difference <= TOLERANCE:
-            return f"samples differ by {difference:.2g}"
-        same = given[0].shape == given[1].shape and float((given[0] - given[1]).abs().max()) <= 10 * TOLERANCE
-        return "samples do not depend on the text" if same else ""
+            fault = f"samples differ by {difference:.2g}"
+        elif given[0].shape == given[1].shape and float((given[0] - given[1]).abs().max()) <= 10 * TOLERANCE:
+            fault = "samples do not depend on the text"
+        return verdicts.record_comparison(TrialComparison(_SUBJECT, difference, TOLERANCE, fault))
 
     def _speak_whole(self, inputs: Mapping[str, Any]) -> Tensor:
         """Return the samples that the class makes without this product."""

