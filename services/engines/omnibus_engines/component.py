@@ -117,10 +117,9 @@ class Hosted(Generic[M]):
         return self._compute.clock.seconds
 
     async def load(self) -> None:
-        component, family, checkpoint, device, dtype = self._source
         if self.lengths_vary:
-            avoid_planned_kernels(device)
-        self.model = await self._compute(find(family).load, component, checkpoint, device, dtype)
+            avoid_planned_kernels(self._source.device)
+        self.model = await self._compute(self._load_model)
         await self._set_up()
         self._compute.reset_clock()
 
@@ -134,6 +133,11 @@ class Hosted(Generic[M]):
     def memory_stats(self) -> dict[str, int]:
         """Return the most GPU bytes that torch reserved in this process; empty on a CPU."""
         return {"gpu_bytes": torch.cuda.max_memory_reserved()} if self._source.device.startswith("cuda") else {}
+
+    def _load_model(self) -> M:
+        component, family, checkpoint, device, dtype = self._source
+        model: M = find(family).load(component, checkpoint, device, dtype)
+        return model
 
     async def _set_up(self) -> None:
         """Prepare the component after the model is loaded; this time does not count as work."""

@@ -11,16 +11,16 @@ from weakref import WeakValueDictionary
 from msgspec import structs
 
 from omnibus import checkpoints
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, NotFound
 from omnibus.executor.runner import Runner
-from omnibus.executor.settings import ExecutorSettings, VllmSettings
+from omnibus.executor.settings import ExecutorSettings, LlamaCppSettings, VllmSettings
 from omnibus.executor.step_budget import StepGoals
 from omnibus.families import catalog
 from omnibus.settings import read_settings
 
 if TYPE_CHECKING:
     from omnibus_llm.engine.adapter_slots import AdapterLimits
-    from omnibus_llm.engine.model import ThinkerCore
+    from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
     from omnibus_llm.vllm.model import VllmCore
 
 #: Objects that runners of one executor share; dropped with the last of them.
@@ -117,6 +117,24 @@ def _check_vllm_settings(own: VllmSettings, halves: bool, goals: bool) -> None:
         )
 
 
+def llama_cpp(component: str, settings: ExecutorSettings) -> Runner:
+    """Return llama.cpp for a language model in a GGUF file.
+
+    Raises ``BadRequest`` for other components and checkpoints.
+    """
+    if component != "thinker":
+        raise BadRequest(f"llama.cpp runs whole language models, the component thinker, not {component!r}")
+    from omnibus_llm.engine.llama_cpp_core import LlamaCppCore
+    from omnibus_llm.runners.thinker import ThinkRunner
+
+    file = Path(settings.checkpoint)
+    if file.suffix != ".gguf":
+        raise BadRequest(f"{file} is not a GGUF file: give the path of one, or use omnibus_engines:transformers")
+    if not file.is_file():
+        raise NotFound(f"there is no file {file}; give the path of a GGUF file")
+    return ThinkRunner(LlamaCppCore(file, settings.device, _think_settings(settings), read_settings(LlamaCppSettings).kv_mib << 20))
+
+
 def sim(component: str, settings: ExecutorSettings) -> Runner:
     """Return the simulation: it computes nothing and takes as long as a profile predicts.
 
@@ -171,25 +189,30 @@ def _make_decode(component: str, settings: ExecutorSettings) -> Runner:
 
 def _shared_core(settings: ExecutorSettings) -> "ThinkerCore":
     """Return the executor's one language model, shared by its components."""
-    from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+    from omnibus_llm.engine.model import ThinkerCore
 
     core = _cores.get(settings)
     if core is None or core.closed:
-        limits = ThinkSettings(
-            slots=settings.batch,
-            context=settings.context,
-            share=settings.share,
-            threads=settings.threads,
-            goals=StepGoals(settings.ttft, settings.tbt),
-            beside=_shares_loop(settings),
-            decodes=not _hosted_makers(settings).isdisjoint({_make_thinker, _make_decode}),
-            graphs=settings.graphs,
-            kept_bytes=settings.prompt_cache_mib << 20,
-            adapters=_adapter_directories(settings),
-            loadable=_loadable_adapters(settings),
-        )
-        core = _cores[settings] = ThinkerCore(*_checkpoint_source(settings), limits)
+        core = _cores[settings] = ThinkerCore(*_checkpoint_source(settings), _think_settings(settings))
     return core
+
+
+def _think_settings(settings: ExecutorSettings) -> "ThinkSettings":
+    from omnibus_llm.engine.model import ThinkSettings
+
+    return ThinkSettings(
+        slots=settings.batch,
+        context=settings.context,
+        share=settings.share,
+        threads=settings.threads,
+        goals=StepGoals(settings.ttft, settings.tbt),
+        beside=_shares_loop(settings),
+        decodes=not _hosted_makers(settings).isdisjoint({_make_thinker, _make_decode}),
+        graphs=settings.graphs,
+        kept_bytes=settings.prompt_cache_mib << 20,
+        adapters=_adapter_directories(settings),
+        loadable=_loadable_adapters(settings),
+    )
 
 
 def _shares_loop(settings: ExecutorSettings) -> bool:

@@ -98,6 +98,15 @@ class ExecutorSettings(Settings, frozen=True):
         return dict(json.loads(self.adapters)) if self.adapters else {}
 
 
+class LlamaCppSettings(Settings, frozen=True):
+    """Settings of the engine ``omnibus_engines:llama_cpp`` beyond ``ExecutorSettings``."""
+
+    area: ClassVar[str] = "LLAMA_CPP"
+
+    #: Memory of keys and values in MiB for executors without ``context``: all slots share it equally.
+    kv_mib: int = 1024
+
+
 class VllmSettings(Settings, frozen=True):
     """Settings of the engine ``omnibus_engines:vllm`` beyond ``ExecutorSettings``."""
 

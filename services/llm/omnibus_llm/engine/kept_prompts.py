@@ -66,7 +66,7 @@ class KeptPrompts:
         hidden = torch.cat(sequence.hidden) if sequence.voice is not None else None
         kept_prompt = KeptPrompt(sequence.inputs, sequence.positions, sequence.cache, hidden)
         self._drop(sequence.cache_key)
-        size = kept_prompt.nbytes
+        size = self._count_bytes(kept_prompt)
         if size > self.limit_bytes:
             return
         while self.nbytes + size > self.limit_bytes:
@@ -90,18 +90,25 @@ class KeptPrompts:
         count = min(_count_equal(kept_prompt, sequence), sequence.length - 1)  # the answer starts from the last row
         if count < MIN_KEPT_TOKENS:
             return 0
-        for index, (keys, values) in enumerate(cache_layers(kept_prompt.cache)):
-            sequence.cache.update(keys[None, :, :count], values[None, :, :count], index)
+        self._copy_rows(kept_prompt, sequence, count)
         if sequence.voice is not None and kept_prompt.hidden is not None:
             sequence.hidden = [kept_prompt.hidden[:count]]
         sequence.done = count
         self.reused_tokens += count
         return count
 
+    def _count_bytes(self, kept_prompt: KeptPrompt) -> int:
+        return kept_prompt.nbytes
+
+    def _copy_rows(self, kept_prompt: KeptPrompt, sequence: Thinking, count: int) -> None:
+        """Give ``sequence`` the first ``count`` tokens of ``kept_prompt``."""
+        for index, (keys, values) in enumerate(cache_layers(kept_prompt.cache)):
+            sequence.cache.update(keys[None, :, :count], values[None, :, :count], index)
+
     def _drop(self, key: str) -> None:
         dropped_prompt = self._kept.pop(key, None)
         if dropped_prompt is not None:
-            self.nbytes -= dropped_prompt.nbytes
+            self.nbytes -= self._count_bytes(dropped_prompt)
 
 
 def _count_equal(kept_prompt: KeptPrompt, sequence: Thinking) -> int:

@@ -15,6 +15,7 @@ from omnibus.bus.messages import BatchCounts
 from omnibus.errors import Fatal
 from omnibus_llm.engine.cross_attention_cache import CrossCache
 from omnibus_llm.engine.decode_pass import DecodePass, FixedPass, record_cuda_graphs
+from omnibus_llm.engine.native_slots import NativeSlots
 from omnibus_llm.engine.paired_cache import PairedCache, PairedPass
 from omnibus_llm.engine.prompt_group import FilledPrompt
 from omnibus_llm.engine.sampler import choose_tokens
@@ -24,6 +25,7 @@ from omnibus_llm.engine.slot_cache import SlotCache
 from omnibus_llm.engine.state_cache import StateCache
 from omnibus_models.adapters import Adapters
 from omnibus_models.contract import Decoder
+from omnibus_models.llama_cpp.thinker import LlamaCppThinker
 
 S = TypeVar("S", bound=DecoderSequence)
 S_in = TypeVar("S_in", bound=DecoderSequence, contravariant=True)
@@ -279,6 +281,9 @@ def _choose_cache(
     decoder: Decoder, slots: int, context: int, records: bool
 ) -> tuple[SlotCache | SeparateCaches, DecodePass | SeparateCaches]:
     """Return the cache of sequences in slots, and the pass of decode steps. ``records``: as CUDA graphs."""
+    if isinstance(decoder, LlamaCppThinker):
+        native_slots = NativeSlots(decoder, slots, context)
+        return native_slots, native_slots
     if not getattr(decoder, "batches", True):
         separate_caches = SeparateCaches(decoder, slots, context)
         return separate_caches, separate_caches

@@ -1,0 +1,63 @@
+"""A language model of a GGUF file: llama.cpp computes logits, the engine does everything else."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from omnibus.errors import BadRequest
+from omnibus.executor.runner import Job
+from omnibus.spare_places import count_spare_places
+from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+from omnibus_llm.engine.native_slots import NativeKeptPrompts
+from omnibus_llm.engine.prompt_group import PromptGroups, PromptMember
+from omnibus_models.contract import PromptOptions
+from omnibus_models.llama_cpp.thinker import LlamaCppThinker
+
+#: Fewer tokens of context for each sequence are of no use.
+MIN_CONTEXT = 16
+
+
+class LlamaCppCore(ThinkerCore):
+    """A ``ThinkerCore`` of a GGUF ``file``.
+
+    Memory for keys and values is allocated at the start. Without ``settings.context``, a sequence has at most the
+    tokens that fit in its share of ``kv_bytes``.
+    """
+
+    def __init__(self, file: Path, device: str, settings: ThinkSettings, kv_bytes: int) -> None:
+        if device != "cpu":
+            raise BadRequest(f"llama.cpp runs on the CPU here, not on {device!r}: set OMNIBUS_EXECUTOR_DEVICE=cpu")
+        if settings.adapters or settings.loadable.root:
+            raise BadRequest("llama.cpp applies no adapters here: remove them, or use omnibus_engines:transformers")
+        super().__init__("causal_lm", file, device, "float32", settings)
+        self._settings, self._kv_bytes = settings, kv_bytes
+        self.prompts = _SeparatePrompts()
+
+    def _load_model(self) -> LlamaCppThinker:
+        return LlamaCppThinker(self._source.checkpoint)
+
+    async def _set_up(self) -> None:
+        await self._compute(self._reserve)
+        await super()._set_up()
+
+    def _reserve(self) -> None:
+        thinker, settings = cast(LlamaCppThinker, self.model), self._settings
+        rows = settings.slots + count_spare_places(settings.slots)
+        fitting_tokens = self._kv_bytes // (rows * thinker.token_bytes)
+        context = min(thinker.context, settings.context or fitting_tokens)
+        if context < MIN_CONTEXT:
+            raise BadRequest(
+                f"a context of {context} tokens is too short: raise `context` or OMNIBUS_LLAMA_CPP_KV_MIB, or lower `batch`"
+            )
+        kept = NativeKeptPrompts(settings.kept_bytes, thinker.token_bytes * context, thinker)
+        self._kept = kept
+        thinker.reserve(rows + kept.most, context, settings.threads)
+
+
+class _SeparatePrompts(PromptGroups):
+    """No groups: copies of a prompt would take sequences beyond those of the slots."""
+
+    @contextmanager
+    def join(self, job: Job, options: PromptOptions, adapter: str = "") -> Iterator[PromptMember | None]:
+        yield None

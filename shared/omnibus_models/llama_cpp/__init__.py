@@ -1,0 +1,1 @@
+"""Language models in GGUF files, whose layers llama.cpp computes on the CPU."""

@@ -1,0 +1,151 @@
+"""A GGUF file in llama.cpp: its weights, and the keys and values of several sequences."""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from ctypes import POINTER, c_int8, c_int32
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from omnibus import errors
+from omnibus_models.llama_cpp.library import Batch, load_library
+
+#: Tokens of one call of the library; longer prompts take several.
+BATCH_TOKENS = 512
+_BYTES = 2  # of a key's or value's number: float16
+_NO_SPACE = 1  # result of ``llama_decode``
+
+
+class SequenceToken(NamedTuple):
+    """A token of the sequence ``sequence`` at ``position``; ``wants_logits`` of the next token."""
+
+    token: int
+    position: int
+    sequence: int
+    wants_logits: bool
+
+
+class GgufModel:
+    """The weights of ``file``, mapped into memory. Raises ``Fatal`` for a file that llama.cpp does not load."""
+
+    def __init__(self, file: Path) -> None:
+        self.library: Any = load_library()
+        params = self.library.llama_model_default_params()
+        params.n_gpu_layers = 0
+        self.handle = self.library.llama_model_load_from_file(os.fsencode(file), params)
+        if not self.handle:
+            raise errors.Fatal(f"llama.cpp cannot load {file}; its log says why")
+        if self.library.llama_model_has_encoder(self.handle):
+            raise errors.Fatal(f"{file} has an encoder; llama.cpp serves only language models here")
+        self._vocabulary = self.library.llama_model_get_vocab(self.handle)
+        self.vocabulary: int = self.library.llama_vocab_n_tokens(self._vocabulary)
+        self.context: int = self.library.llama_model_n_ctx_train(self.handle)
+        self.layers: int = self.library.llama_model_n_layer(self.handle)
+        self.recurrent: bool = any(
+            function(self.handle)
+            for function in (self.library.llama_model_is_recurrent, self.library.llama_model_is_hybrid)
+        )
+        self.parameters: int = self.library.llama_model_n_params(self.handle)
+        self.eos = frozenset(
+            token for token in range(self.vocabulary) if self.library.llama_vocab_is_eog(self._vocabulary, token)
+        )
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of keys and values of one token. Layers that share or compress them take less."""
+        library, handle = self.library, self.handle
+        width = library.llama_model_n_embd(handle) // max(1, library.llama_model_n_head(handle))
+        return 2 * _BYTES * self.layers * width * int(library.llama_model_n_head_kv(handle))
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the ids of ``text`` by the file's own tokenizer; special tokens in it count as such."""
+        data = text.encode()
+        ids = np.empty(len(data) + 1, np.int32)
+        pointer = ids.ctypes.data_as(self.library.llama_tokenize.argtypes[3])
+        count = self.library.llama_tokenize(self._vocabulary, data, len(data), pointer, len(ids), False, True)
+        return [int(token) for token in ids[: max(0, count)]]
+
+    def __del__(self) -> None:
+        if getattr(self, "handle", None):
+            self.library.llama_model_free(self.handle)
+
+
+class GgufContext:
+    """Keys and values of up to ``sequences`` sequences of ``context`` tokens. For one thread at a time.
+
+    ``threads`` 0 is one for each core. Raises ``Fatal`` without enough memory.
+    """
+
+    def __init__(self, model: GgufModel, sequences: int, context: int, threads: int) -> None:
+        self._model, self._library = model, model.library
+        params = self._library.llama_context_default_params()
+        params.n_ctx, params.n_seq_max = sequences * context, sequences
+        params.n_batch = params.n_ubatch = BATCH_TOKENS
+        params.n_threads = params.n_threads_batch = threads or os.cpu_count() or 1
+        self._handle = self._library.llama_init_from_model(model.handle, params)
+        if not self._handle:
+            gib = model.token_bytes * sequences * context / 2**30
+            raise errors.Fatal(
+                f"llama.cpp has no memory for {sequences} sequences of {context} tokens, about {gib:.1f} GiB; "
+                "lower `context` or `batch`"
+            )
+        self._memory = self._library.llama_get_memory(self._handle)
+        self._columns = np.zeros((3, BATCH_TOKENS), np.int32)  # tokens, positions, sequences
+        self._wanted = np.zeros(BATCH_TOKENS, np.int8)
+        self._batch = _point_batch(self._columns, self._wanted)
+
+    def decode(self, tokens: Sequence[SequenceToken]) -> Tensor:
+        """Compute ``tokens`` and return the logits of those that want them, float32 [n, V].
+
+        Raises ``Fatal`` if the library fails; keys and values of ``tokens`` are then not kept.
+        """
+        rows: list[np.ndarray] = []
+        for start in range(0, len(tokens), BATCH_TOKENS):
+            part = tokens[start : start + BATCH_TOKENS]
+            self._run_batch(part)
+            rows += [self._read_logits(index) for index, each in enumerate(part) if each.wants_logits]
+        return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, self._model.vocabulary)
+
+    def _run_batch(self, tokens: Sequence[SequenceToken]) -> None:
+        columns = np.array(tokens, np.int32).T
+        self._columns[:, : len(tokens)], self._wanted[: len(tokens)] = columns[:3], columns[3]
+        self._batch.n_tokens = len(tokens)
+        result = self._library.llama_decode(self._handle, self._batch)
+        if result:
+            reason = "no space for the tokens" if result == _NO_SPACE else f"error {result}"
+            raise errors.Fatal(f"llama.cpp cannot compute this step: {reason}")
+
+    def _read_logits(self, index: int) -> np.ndarray:
+        return np.ctypeslib.as_array(
+            self._library.llama_get_logits_ith(self._handle, index), (self._model.vocabulary,)
+        ).copy()
+
+    def truncate(self, sequence: int, length: int) -> bool:
+        """Remove all tokens of ``sequence`` but the first ``length``. Returns False if its state cannot be cut."""
+        return bool(self._library.llama_memory_seq_rm(self._memory, sequence, length, -1))
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy all tokens of ``source`` to ``target``, which must be empty."""
+        self._library.llama_memory_seq_cp(self._memory, source, target, -1, -1)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None):
+            self._library.llama_free(self._handle)
+
+
+def _point_batch(columns: np.ndarray, wanted: np.ndarray) -> Batch:
+    """Return a batch of the arrays ``columns`` int32 [3, n] and ``wanted`` int8 [n], which must outlive it."""
+    tokens, positions, sequences = (column.ctypes.data_as(POINTER(c_int32)) for column in columns)
+    counts = np.ones(len(wanted), np.int32)  # sequences of each token
+    first = columns[2].ctypes.data
+    pointers = (POINTER(c_int32) * len(wanted))(
+        *(ctypes.cast(first + columns.itemsize * index, POINTER(c_int32)) for index in range(len(wanted)))
+    )
+    batch = Batch(0, tokens, None, positions, counts.ctypes.data_as(POINTER(c_int32)), pointers)
+    batch.logits = wanted.ctypes.data_as(POINTER(c_int8))
+    batch.owned = (counts, pointers)
+    return batch
