@@ -58,7 +58,7 @@ def read_rows() -> list[list[str]]:
 def test_every_engine_and_family_of_the_table_is_one_there_is():
     table_rows = read_rows()
 
-    assert {engine for engine, *_ in table_rows} == {"transformers", "vllm"}
+    assert {engine for engine, *_ in table_rows} == {"llama_cpp", "transformers", "vllm"}
     assert all(callable(getattr(engines, engine)) for engine, *_ in table_rows)
     assert {family for _, family, *_ in table_rows} == set(catalog.FAMILIES)
 

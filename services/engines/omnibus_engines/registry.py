@@ -11,7 +11,8 @@ from weakref import WeakValueDictionary
 from msgspec import structs
 
 from omnibus import checkpoints
-from omnibus.errors import BadRequest, NotFound
+from omnibus.checkpoints.gguf_header import is_gguf, read_gguf_header
+from omnibus.errors import BadRequest
 from omnibus.executor.runner import Runner
 from omnibus.executor.settings import ExecutorSettings, LlamaCppSettings, VllmSettings
 from omnibus.executor.step_budget import StepGoals
@@ -127,12 +128,12 @@ def llama_cpp(component: str, settings: ExecutorSettings) -> Runner:
     from omnibus_llm.engine.llama_cpp_core import LlamaCppCore
     from omnibus_llm.runners.thinker import ThinkRunner
 
-    file = Path(settings.checkpoint)
-    if file.suffix != ".gguf":
-        raise BadRequest(f"{file} is not a GGUF file: give the path of one, or use omnibus_engines:transformers")
-    if not file.is_file():
-        raise NotFound(f"there is no file {file}; give the path of a GGUF file")
-    return ThinkRunner(LlamaCppCore(file, settings.device, _think_settings(settings), read_settings(LlamaCppSettings).kv_mib << 20))
+    file = checkpoints.resolve_checkpoint(settings.checkpoint)
+    if not is_gguf(file):
+        raise BadRequest(f"{file} is not a GGUF file: name one, or use omnibus_engines:transformers")
+    read_gguf_header(file)  # llama.cpp may end the process at a file that is not whole
+    kv_bytes = read_settings(LlamaCppSettings).kv_mib << 20
+    return ThinkRunner(LlamaCppCore(file, settings.device, _think_settings(settings), kv_bytes))
 
 
 def sim(component: str, settings: ExecutorSettings) -> Runner:

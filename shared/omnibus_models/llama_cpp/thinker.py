@@ -53,20 +53,18 @@ class LlamaCppThinker(TextThinker):
         """Bytes of keys and values of one token."""
         return self._gguf.token_bytes
 
-    def _load_tokenizer(self, checkpoint: Path) -> Any:
-        from transformers import AutoTokenizer
-
-        return AutoTokenizer.from_pretrained(checkpoint.parent, gguf_file=checkpoint.name, local_files_only=True)
-
     def _find_backbone(self, module: Any) -> Any:
         return module
 
     def _find_head(self, module: Any) -> Any:
         return nn.Identity()
 
+    def tokenize_text(self, text: str) -> list[int]:
+        """Return the ids of ``text`` by llama.cpp's own tokenizer."""
+        return self._gguf.tokenize(text)
+
     def reserve(self, sequences: int, context: int, threads: int) -> None:
         """Allocate memory for ``sequences`` of ``context`` tokens. Raises ``Fatal`` without enough of it."""
-        self.context = context
         self._context = GgufContext(self._gguf, sequences, context, threads)
         self._free = list(range(sequences))
 

@@ -50,8 +50,8 @@ class LlamaCppCore(ThinkerCore):
             raise BadRequest(
                 f"a context of {context} tokens is too short: raise `context` or OMNIBUS_LLAMA_CPP_KV_MIB, or lower `batch`"
             )
-        kept = NativeKeptPrompts(settings.kept_bytes, thinker.token_bytes * context, thinker)
-        self._kept = kept
+        self._limits = self._limits._replace(context=context)
+        kept = self._kept = NativeKeptPrompts(settings.kept_bytes, thinker.token_bytes * context, thinker)
         thinker.reserve(rows + kept.most, context, settings.threads)
 
 
