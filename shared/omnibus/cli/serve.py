@@ -46,7 +46,8 @@ from omnibus.up.stack import Declared, Stack
 _DEFAULT_PORT = 8000
 _DTYPE, _DEVICE = "OMNIBUS_EXECUTOR_DTYPE", "OMNIBUS_EXECUTOR_DEVICE"
 _BATCH, _THREADS = "OMNIBUS_EXECUTOR_BATCH", "OMNIBUS_EXECUTOR_THREADS"
-_NICE = "OMNIBUS_EXECUTOR_NICE"
+_NICE, _ENGINE = "OMNIBUS_EXECUTOR_NICE", "OMNIBUS_EXECUTOR_ENGINE"
+_LLAMA_CPP_DTYPE = "float16"
 _HOST = "OMNIBUS_GATEWAY_HOST"
 _SERVED_FILE = "served.json"  # of the run's directory
 #: Devices of drivers of GPUs: torch is asked about them only where there is one.
@@ -190,8 +191,20 @@ def _device(options: argparse.Namespace) -> str:
     return os.environ.get(_DEVICE) or ("auto" if has_gpu else "cpu")
 
 
+def _choose_engine(candidate: FoundCheckpoint, machine: Machine) -> str:
+    """Return the engine, empty for that of the environment."""
+    return "" if _ENGINE in os.environ else serve_choices.choose_engine(candidate.directory, machine)
+
+
 def _choose_dtype(options: argparse.Namespace, candidate: FoundCheckpoint, machine: Machine) -> str:
-    """Return the dtype. Raises ``BadRequest`` if the weights do not fit into memory."""
+    """Return the dtype: for llama.cpp, which has weights as they are, that of keys and values.
+
+    Raises ``BadRequest`` if the weights do not fit into memory.
+    """
+    if _choose_engine(candidate, machine):
+        nbytes = sum(tensor.nbytes for tensor in candidate.tensors)
+        serve_choices.require_memory(candidate.name, nbytes, _LLAMA_CPP_DTYPE, machine)
+        return _LLAMA_CPP_DTYPE
     requested = options.dtype if options.dtype != "auto" else os.environ.get(_DTYPE, "auto")
     dtype = serve_choices.choose_dtype(requested, candidate.tensors, machine)
     nbytes = serve_choices.loaded_bytes(candidate.tensors, dtype)
@@ -206,22 +219,27 @@ async def _declare(
     bar.update("examining the checkpoint", 0, 1)
     command = partial(fork_server_command, fork_server) if fork_server else None
     machine = await _find_machine(_device(options), command)
-    dtype = _choose_dtype(options, candidate, machine)
+    dtype, engine = _choose_dtype(options, candidate, machine), _choose_engine(candidate, machine)
     report = await examine_checkpoint(options.checkpoint, dtype, command=command)
     _require_complete(report, options.checkpoint)
     shape = serve_choices.choose_shape(report.family)
-    settings = read_settings(ExecutorSettings)
-    cache = serve_choices.plan_cache(report, shape, options.max_model_len, settings.batch, machine)
-    served = Served(
-        candidate.name, report.family, candidate.checkpoint, machine.device, dtype, *cache, note=_note(report, cache)
-    )
+    batch = read_settings(ExecutorSettings).batch
+    if engine:
+        report = serve_choices.quantise_report(report, candidate.tensors)
+        batch = batch if _BATCH in os.environ else serve_choices.LLAMA_CPP_BATCH
+    cache = serve_choices.plan_cache(report, shape, options.max_model_len, batch, machine)
+    weights, note = report.dtype if engine else dtype, _note(report, cache)
+    served = Served(candidate.name, report.family, candidate.checkpoint, machine.device, weights, *cache, note=note)
     (stack.directory / _SERVED_FILE).write_bytes(msgspec.json.encode(served))
     declaration = serve_choices.declare(served.model, report, served.checkpoint, shape, served.context)
     threads = serve_choices.count_threads(len(shape)) if machine.is_cpu else 1
     # Executors of one user's model do not make room for requests of others, and a busy machine would stop them.
     chosen = {_BATCH: str(cache.batch), _THREADS: str(threads), _NICE: "0"}
     usual = {name: value for name, value in chosen.items() if name not in os.environ}
-    return Declared(json.dumps(declaration), {_DTYPE: dtype, _DEVICE: machine.device, **usual})
+    return Declared(
+        json.dumps(declaration),
+        {_DTYPE: dtype, _DEVICE: machine.device, **usual, **({_ENGINE: engine} if engine else {})},
+    )
 
 
 async def _find_machine(device: str, command: run_module.Command | None) -> Machine:

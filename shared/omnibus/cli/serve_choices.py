@@ -1,5 +1,6 @@
 """Choices of ``omnibus serve`` for one checkpoint on one machine: dtype, context, requests at a time, shape."""
 
+import importlib.util
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from omnibus.checkpoints.gguf_header import GGUF_BLOCKS
+from omnibus.checkpoints.gguf_header import GGUF_BLOCKS, is_gguf
 from omnibus.checkpoints.report import Report
 from omnibus.checkpoints.safetensors import TensorHeader
 from omnibus.cli.format.models import option_bytes
@@ -20,6 +21,8 @@ from omnibus.spare_places import count_spare_places
 
 #: Bytes of a weight of each dtype that executors load.
 DTYPES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
+#: The engine of GGUF files on a CPU, what it needs, and its sequences at a time: memory of all is taken at the start.
+LLAMA_CPP, _LLAMA_CPP_PACKAGE, LLAMA_CPP_BATCH = "omnibus_engines:llama_cpp", "xllamacpp", 4
 #: Dtypes in headers of safetensors and of GGUF, and those that executors load them in.
 _STORED = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 #: Memory of services, libraries and the arena beside weights and cache, an estimate.
@@ -65,6 +68,23 @@ def count_threads(executors: int = 1, smt: Path = _THREADS_PER_CORE) -> int:
     except OSError:  # not Linux
         per_core = 1
     return max(1, len(os.sched_getaffinity(0)) // per_core // executors)
+
+
+def choose_engine(checkpoint: Path, machine: Machine) -> str:
+    """Return the engine for ``checkpoint``: llama.cpp for a GGUF file on a CPU if it is installed, else "", the usual
+    one."""
+    has_llama_cpp = is_gguf(checkpoint) and importlib.util.find_spec(_LLAMA_CPP_PACKAGE) is not None
+    return LLAMA_CPP if machine.is_cpu and has_llama_cpp else ""
+
+
+def quantise_report(report: Report, tensors: Sequence[TensorHeader]) -> Report:
+    """Return ``report`` with the weights of its only part as they are in its file."""
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    parts = {name: msgspec.structs.replace(part, nbytes=nbytes) for name, part in report.parts.items()}
+    types = Counter[str]()
+    for tensor in tensors:
+        types[tensor.dtype] += tensor.nbytes
+    return msgspec.structs.replace(report, parts=parts, dtype=types.most_common(1)[0][0])
 
 
 def stored_dtype(tensors: Iterable[TensorHeader]) -> str:

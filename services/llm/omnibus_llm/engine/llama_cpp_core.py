@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
@@ -30,7 +31,8 @@ class LlamaCppCore(ThinkerCore):
             raise BadRequest(f"llama.cpp runs on the CPU here, not on {device!r}: set OMNIBUS_EXECUTOR_DEVICE=cpu")
         if settings.adapters or settings.loadable.root:
             raise BadRequest("llama.cpp applies no adapters here: remove them, or use omnibus_engines:transformers")
-        super().__init__("causal_lm", file, device, "float32", settings)
+        # Both libraries' threads wait actively: torch's would take the cores from those of llama.cpp.
+        super().__init__("causal_lm", file, device, "float32", replace(settings, threads=1))
         self._settings, self._kv_bytes = settings, kv_bytes
         self.prompts = _SeparatePrompts()
 
