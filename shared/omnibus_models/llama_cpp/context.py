@@ -139,7 +139,7 @@ class GgufContext:
 
 def _point_batch(columns: np.ndarray, wanted: np.ndarray) -> Batch:
     """Return a batch of the arrays ``columns`` int32 [3, n] and ``wanted`` int8 [n], which must outlive it."""
-    tokens, positions, sequences = (column.ctypes.data_as(POINTER(c_int32)) for column in columns)
+    tokens, positions, _ = (column.ctypes.data_as(POINTER(c_int32)) for column in columns)
     counts = np.ones(len(wanted), np.int32)  # sequences of each token
     first = columns[2].ctypes.data
     pointers = (POINTER(c_int32) * len(wanted))(

@@ -1,7 +1,7 @@
 """The C interface of llama.cpp (``llama.h``), as the wheel ``xllamacpp`` exports it.
 
-The wheel's own classes are llama.cpp's HTTP server, which chooses tokens itself and ignores constraints that it does not
-know. The functions below only compute logits. Structures are those of one release, so another one is refused.
+The wheel's own classes are llama.cpp's HTTP server, which chooses tokens itself and ignores constraints that it does
+not know. The functions below only compute logits. Structures are those of one release, so another one is refused.
 """
 
 import ctypes
@@ -143,6 +143,15 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 _loading = threading.Lock()
 
 
+def _write_log(level: int, text: bytes, _: Any) -> None:
+    if level in _LEVELS:
+        _log.log(_LEVELS[level], "llama.cpp: %s", text.decode(errors="replace").rstrip())
+
+
+#: Kept: the library calls it until the process ends.
+_log_callback = _LOG_CALLBACK(_write_log)
+
+
 def find_library() -> Path | None:
     """Return the file of the wheel's library: None if the wheel is not installed."""
     spec = util.find_spec(PACKAGE)
@@ -169,7 +178,7 @@ def _load_library() -> Any:
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
     _require_layout(library, remedy)
-    library.llama_log_set(_write_log, None)
+    library.llama_log_set(_log_callback, None)
     library.llama_backend_init()
     return library
 
@@ -180,9 +189,3 @@ def _require_layout(library: Any, remedy: str) -> None:
     seen = (model.use_extra_bufts, model.vocab_only, context.n_ctx, context.n_batch, context.n_ubatch)
     if seen != (True, False, 512, 2048, 512) or (context.n_seq_max, context.type_k, context.type_v) != (1, 1, 1):
         raise errors.Fatal(f"the structures of this build of {PACKAGE} differ; {remedy}")
-
-
-@_LOG_CALLBACK
-def _write_log(level: int, text: bytes, _: Any) -> None:
-    if level in _LEVELS:
-        _log.log(_LEVELS[level], "llama.cpp: %s", text.decode(errors="replace").rstrip())

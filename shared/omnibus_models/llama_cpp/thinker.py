@@ -124,7 +124,7 @@ class _TokenIds(nn.Module):
         )
         self.generation_config = GenerationConfig(eos_token_id=sorted(model.eos))
         ids = torch.arange(model.vocabulary, dtype=torch.float32)[:, None]
-        self._table = nn.Embedding.from_pretrained(ids)  # type: ignore[no-untyped-call]
+        self._table = nn.Embedding.from_pretrained(ids)
 
     def get_input_embeddings(self) -> nn.Embedding:
         """Return the table of embeddings, float32 [V, 1]."""

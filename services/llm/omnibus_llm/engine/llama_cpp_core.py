@@ -12,7 +12,7 @@ from omnibus.spare_places import count_spare_places
 from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
 from omnibus_llm.engine.native_slots import NativeKeptPrompts
 from omnibus_llm.engine.prompt_group import PromptGroups, PromptMember
-from omnibus_models.contract import PromptOptions
+from omnibus_models.contract import PromptOptions, Thinker
 from omnibus_models.llama_cpp.thinker import LlamaCppThinker
 
 #: Fewer tokens of context for each sequence are of no use.
@@ -20,10 +20,10 @@ MIN_CONTEXT = 16
 
 
 class LlamaCppCore(ThinkerCore):
-    """A ``ThinkerCore`` of a GGUF ``file``.
+    """A ``ThinkerCore`` of a GGUF ``file``, with ``kv_bytes`` of memory for keys and values.
 
     Memory for keys and values is allocated at the start. Without ``settings.context``, a sequence has at most the
-    tokens that fit in its share of ``kv_bytes``.
+    tokens that fit in its share of that.
     """
 
     def __init__(self, file: Path, device: str, settings: ThinkSettings, kv_bytes: int) -> None:
@@ -36,8 +36,8 @@ class LlamaCppCore(ThinkerCore):
         self._settings, self._kv_bytes = settings, kv_bytes
         self.prompts = _SeparatePrompts()
 
-    def _load_model(self) -> LlamaCppThinker:
-        return LlamaCppThinker(self._source.checkpoint)
+    def _load_model(self) -> Thinker:
+        return cast(Thinker, LlamaCppThinker(self._source.checkpoint))
 
     async def _set_up(self) -> None:
         await self._compute(self._reserve)
@@ -50,7 +50,8 @@ class LlamaCppCore(ThinkerCore):
         context = min(thinker.context, settings.context or fitting_tokens)
         if context < MIN_CONTEXT:
             raise BadRequest(
-                f"a context of {context} tokens is too short: raise `context` or OMNIBUS_LLAMA_CPP_KV_MIB, or lower `batch`"
+                f"a context of {context} tokens is too short: raise `context` or OMNIBUS_LLAMA_CPP_KV_MIB, "
+                "or lower `batch`"
             )
         self._limits = self._limits._replace(context=context)
         kept = self._kept = NativeKeptPrompts(settings.kept_bytes, thinker.token_bytes * context, thinker)

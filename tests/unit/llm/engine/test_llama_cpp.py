@@ -23,7 +23,7 @@ from omnibus_models.llama_cpp.thinker import LlamaCppThinker
 from tests.gguf_files import write_gguf
 from tests.oracles import language as oracle
 from tests.oracles import shaped
-from tests.unit.jobs import MemoryJob, finish_job
+from tests.unit.jobs import finish_job
 from tests.unit.llm.runners.test_shaped_answers import CHAT, TOOL_CALL, TOOLS, grammar_of, read_calls
 from tests.unit.llm.runners.test_thinker import WORDS, make_chat_job, make_text_chat
 
@@ -136,7 +136,9 @@ async def test_seeds_repeat_stops_end_and_probabilities_are_reported(runner: Thi
     assert first.ids == again.ids != other.ids
     assert stopped.text == first.text[: first.text.index(stop)]
     assert stopped.end("text")["finish_reason"] == "stop"
-    reports = [each for item in stopped.outputs["text"].items for each in item.data.get("logprobs", {}).get("tokens", [])]
+    reports = [
+        each for item in stopped.outputs["text"].items for each in item.data.get("logprobs", {}).get("tokens", [])
+    ]
     assert reports
     assert all(len(best) == 2 and own <= 0 for _, own, best in reports)
 
