@@ -17,6 +17,8 @@ from omnibus_models.llama_cpp.thinker import LlamaCppThinker
 
 #: Fewer tokens of context for each sequence are of no use.
 MIN_CONTEXT = 16
+#: A limit of the library.
+MAX_SEQUENCES = 256
 
 
 class LlamaCppCore(ThinkerCore):
@@ -54,8 +56,12 @@ class LlamaCppCore(ThinkerCore):
                 "or lower `batch`"
             )
         self._limits = self._limits._replace(context=context)
-        kept = self._kept = NativeKeptPrompts(settings.kept_bytes, thinker.token_bytes * context, thinker)
-        thinker.reserve(rows + kept.most, context, settings.threads)
+        sequence_bytes = thinker.token_bytes * context
+        kept = min(settings.slots, settings.kept_bytes // sequence_bytes)
+        if rows + kept > MAX_SEQUENCES:
+            raise BadRequest(f"llama.cpp has at most {MAX_SEQUENCES} sequences, not {rows + kept}: lower `batch`")
+        self._kept = NativeKeptPrompts(kept, sequence_bytes, thinker)
+        thinker.reserve(rows + kept, context, settings.threads)
 
 
 class _SeparatePrompts(PromptGroups):

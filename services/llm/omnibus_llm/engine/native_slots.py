@@ -65,12 +65,10 @@ class NativeSlots(SeparateCaches):
 
 
 class NativeKeptPrompts(KeptPrompts):
-    """Prompts that stay in llama.cpp. Each takes the memory of a whole sequence, ``sequence_bytes``."""
+    """Up to ``most`` prompts that stay in llama.cpp. Each takes the memory of a sequence, ``sequence_bytes``."""
 
-    def __init__(self, limit_bytes: int, sequence_bytes: int, decoder: LlamaCppThinker) -> None:
-        super().__init__(limit_bytes)
-        #: The most prompts.
-        self.most = limit_bytes // sequence_bytes
+    def __init__(self, most: int, sequence_bytes: int, decoder: LlamaCppThinker) -> None:
+        super().__init__(most * sequence_bytes)
         self._sequence_bytes = sequence_bytes
         self._native = decoder
 

@@ -188,6 +188,14 @@ async def test_a_prompt_over_a_slots_context_is_refused(runner: ThinkRunner) -> 
         await finish_job(runner, make_chat_job([{"role": "user", "content": "mat " * 1100}]))
 
 
+async def test_more_slots_than_the_library_has_sequences_are_refused(file: Path) -> None:
+    runner = ThinkRunner(LlamaCppCore(file, "cpu", ThinkSettings(slots=300, context=64), 0))
+
+    with pytest.raises(BadRequest, match="at most 256 sequences"):
+        await runner.load()
+    await runner.close()
+
+
 async def test_slots_share_the_memory_of_the_settings(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNIBUS_LLAMA_CPP_KV_MIB", "1")
     runner = llama_cpp("thinker", ExecutorSettings(checkpoint=str(file), batch=8, prompt_cache_mib=0))
