@@ -68,6 +68,8 @@ PLANS = {
 #: once, and how many milliseconds later the first token comes (at most).
 VLLM = {at_once: f"vllm.throughput_ratio.c{at_once}" for at_once in (1, 8, 32)}
 TTFT = "vllm.ttft_added_ms"
+LLAMA = {at_once: f"llama.tokens_over_server.c{at_once}" for at_once in (1, 4, 8)}
+LLAMA_TTFT, LLAMA_MEMORY = "llama.ttft_added_ms", "llama.memory_ratio"
 #: 99th percentile of the light tenant during another one's flood, over that alone (at most). Share of its requests that
 #: are served (at least). Charges over records, or the inverse (at most). Throughput of one tenant alone with keys, over
 #: that without (at least).
@@ -123,6 +125,7 @@ RATIOS = {
     **GENERATOR,
     **GOODPUT,
     **dict.fromkeys(VLLM.values(), 0.97),
+    **dict.fromkeys(LLAMA.values(), 0.95),
 }
 #: The Python that has vLLM (``make install-vllm``). Without it nothing is held against vLLM.
 VLLM_PYTHON = Path(__file__).parents[2] / os.environ.get("VLLM_VENV", ".venv-vllm") / "bin" / "python"
@@ -168,10 +171,19 @@ VOICE = {
     "realtime.listening_cpu": ("%", 1.0),
     "realtime.resume_gap_ms": ("ms", 500.0),
 }
+LLAMA_COSTS = {LLAMA_TTFT: ("ms", 3.0), LLAMA_MEMORY: ("times", 4.0)}
 #: Values with units of their own.
-LIMITS = {**PLANNER, **NODES, **VOICE, **BURST, TTFT: ("ms", 1.0), IDLE_KIB: ("KiB", CONNECTIONS[IDLE_KIB])}
+LIMITS = {
+    **PLANNER,
+    **NODES,
+    **VOICE,
+    **BURST,
+    TTFT: ("ms", 1.0),
+    **LLAMA_COSTS,
+    IDLE_KIB: ("KiB", CONNECTIONS[IDLE_KIB]),
+}
 #: Values that may be nothing at all.
-MAY_BE_ZERO = (TTFT, STEPS_AFTER, "realtime.idle_cpu", "burst.refused")
+MAY_BE_ZERO = (TTFT, LLAMA_TTFT, STEPS_AFTER, "realtime.idle_cpu", "burst.refused")
 
 
 @dataclass(frozen=True)
@@ -250,7 +262,10 @@ PROCESSES = "processes"
 
 #: Namespaces of nodes, see ``tests/nodes``.
 _NODES = (*NODES, *NODE_PLANS) if os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc") else ()
-_BESIDE = (*VLLM.values(), TTFT) if VLLM_PYTHON.exists() else ()
+_BESIDE = (
+    *((*VLLM.values(), TTFT) if VLLM_PYTHON.exists() else ()),
+    *((*LLAMA.values(), *LLAMA_COSTS) if find_spec("xllamacpp") else ()),
+)
 _ALONE = (
     REGISTER,
     SPEEDUP,

@@ -25,6 +25,8 @@ from tests.bench.cases import (
     GENERATOR,
     GOODPUT,
     LIMITS,
+    LLAMA,
+    LLAMA_COSTS,
     MASKED,
     MEMORY,
     MEMORY_GOAL,
@@ -76,6 +78,7 @@ _MODULES = {
     "nodes": set(NODES),
     "node_plans": set(NODE_PLANS),
     "beside_vllm": {*VLLM.values(), TTFT},
+    "beside_llama_cpp": {*LLAMA.values(), *LLAMA_COSTS},
 }
 _IDLE = 1.0  # seconds
 _FAIR_SECONDS = 900  # limit for all kinds of work of one tenant during another's, in sequence

