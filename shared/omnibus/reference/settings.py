@@ -7,7 +7,7 @@ import msgspec
 from omnibus import settings
 from omnibus.environment import Settings, describe_unknown, is_foreign, read_settings, variable_name
 from omnibus.errors import BadRequest
-from omnibus.executor.settings import ExecutorSettings, VllmSettings
+from omnibus.executor.settings import ExecutorSettings, LlamaCppSettings, VllmSettings
 from omnibus.settings import UpSettings
 
 AREAS: list[type[Settings]] = [
@@ -16,6 +16,7 @@ AREAS: list[type[Settings]] = [
     settings.PlannerSettings,
     settings.KubernetesSettings,
     ExecutorSettings,
+    LlamaCppSettings,
     VllmSettings,
     settings.SidecarSettings,
     settings.BusSettings,

@@ -1,1 +1,1 @@
-"""Language models in GGUF files, whose layers llama.cpp computes on the CPU."""
+"""Language models in GGUF files that llama.cpp computes on a CPU."""

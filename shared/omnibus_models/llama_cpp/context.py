@@ -38,7 +38,7 @@ class GgufModel:
         params.n_gpu_layers = 0
         self.handle = self.library.llama_model_load_from_file(os.fsencode(file), params)
         if not self.handle:
-            raise errors.Fatal(f"llama.cpp cannot load {file}; its log says why")
+            raise errors.Fatal(f"llama.cpp cannot load {file}; its log has the reason")
         if self.library.llama_model_has_encoder(self.handle):
             raise errors.Fatal(f"{file} has an encoder; llama.cpp serves only language models here")
         self._vocabulary = self.library.llama_model_get_vocab(self.handle)
@@ -61,7 +61,7 @@ class GgufModel:
         width = library.llama_model_n_embd(handle) // max(1, library.llama_model_n_head(handle))
         return 2 * _BYTES * self.layers * width * int(library.llama_model_n_head_kv(handle))
 
-    def tokenize(self, text: str) -> list[int]:
+    def tokenize_text(self, text: str) -> list[int]:
         """Return the ids of ``text`` by the file's own tokenizer; special tokens in it count as such."""
         data = text.encode()
         ids = np.empty(len(data) + 1, np.int32)
@@ -95,11 +95,11 @@ class GgufContext:
             )
         self._memory = self._library.llama_get_memory(self._handle)
         self._columns = np.zeros((3, BATCH_TOKENS), np.int32)  # tokens, positions, sequences
-        self._wanted = np.zeros(BATCH_TOKENS, np.int8)
-        self._batch = _point_batch(self._columns, self._wanted)
+        self._flags = np.zeros(BATCH_TOKENS, np.int8)
+        self._batch = _point_batch(self._columns, self._flags)
 
-    def decode(self, tokens: Sequence[SequenceToken]) -> Tensor:
-        """Compute ``tokens`` and return the logits of those that want them, float32 [n, V].
+    def decode_tokens(self, tokens: Sequence[SequenceToken]) -> Tensor:
+        """Compute ``tokens``; return logits float32 [n, V] of those that want them.
 
         Raises ``Fatal`` if the library fails; keys and values of ``tokens`` are then not kept.
         """
@@ -112,7 +112,7 @@ class GgufContext:
 
     def _run_batch(self, tokens: Sequence[SequenceToken]) -> None:
         columns = np.array(tokens, np.int32).T
-        self._columns[:, : len(tokens)], self._wanted[: len(tokens)] = columns[:3], columns[3]
+        self._columns[:, : len(tokens)], self._flags[: len(tokens)] = columns[:3], columns[3]
         self._batch.n_tokens = len(tokens)
         result = self._library.llama_decode(self._handle, self._batch)
         if result:
@@ -124,11 +124,11 @@ class GgufContext:
             self._library.llama_get_logits_ith(self._handle, index), (self._model.vocabulary,)
         ).copy()
 
-    def truncate(self, sequence: int, length: int) -> bool:
+    def truncate_sequence(self, sequence: int, length: int) -> bool:
         """Remove all tokens of ``sequence`` but the first ``length``. Returns False if its state cannot be cut."""
         return bool(self._library.llama_memory_seq_rm(self._memory, sequence, length, -1))
 
-    def copy(self, source: int, target: int) -> None:
+    def copy_sequence(self, source: int, target: int) -> None:
         """Copy all tokens of ``source`` to ``target``, which must be empty."""
         self._library.llama_memory_seq_cp(self._memory, source, target, -1, -1)
 
@@ -137,15 +137,18 @@ class GgufContext:
             self._library.llama_free(self._handle)
 
 
-def _point_batch(columns: np.ndarray, wanted: np.ndarray) -> Batch:
-    """Return a batch of the arrays ``columns`` int32 [3, n] and ``wanted`` int8 [n], which must outlive it."""
+def _point_batch(columns: np.ndarray, flags: np.ndarray) -> Batch:
+    """Return a batch that reads two arrays, which must outlive it.
+
+    ``columns`` int32 [3, n] are tokens, positions and sequences; ``flags`` int8 [n] request logits.
+    """
     tokens, positions, _ = (column.ctypes.data_as(POINTER(c_int32)) for column in columns)
-    counts = np.ones(len(wanted), np.int32)  # sequences of each token
+    counts = np.ones(len(flags), np.int32)  # sequences of each token
     first = columns[2].ctypes.data
-    pointers = (POINTER(c_int32) * len(wanted))(
-        *(ctypes.cast(first + columns.itemsize * index, POINTER(c_int32)) for index in range(len(wanted)))
+    pointers = (POINTER(c_int32) * len(flags))(
+        *(ctypes.cast(first + columns.itemsize * index, POINTER(c_int32)) for index in range(len(flags)))
     )
     batch = Batch(0, tokens, None, positions, counts.ctypes.data_as(POINTER(c_int32)), pointers)
-    batch.logits = wanted.ctypes.data_as(POINTER(c_int8))
+    batch.logits = flags.ctypes.data_as(POINTER(c_int8))
     batch.owned = (counts, pointers)
     return batch

@@ -1,4 +1,4 @@
-"""The C interface of llama.cpp (``llama.h``), as the wheel ``xllamacpp`` exports it.
+"""The C interface of llama.cpp, exported by the wheel ``xllamacpp``.
 
 The wheel's own classes are llama.cpp's HTTP server, which chooses tokens itself and ignores constraints that it does
 not know. The functions below only compute logits. Structures are those of one release, so another one is refused.
@@ -171,8 +171,8 @@ def _load_library() -> Any:
     remedy = f"install {PACKAGE}=={VERSION}: pip install 'omnibus-serve[llama-cpp]'"
     if file is None:
         raise errors.Fatal(f"llama.cpp is not installed; {remedy}")
-    if (found := metadata.version(PACKAGE)) != VERSION:
-        raise errors.Fatal(f"{PACKAGE} is {found}, whose structures may differ; {remedy}")
+    if (version := metadata.version(PACKAGE)) != VERSION:
+        raise errors.Fatal(f"{PACKAGE} is {version}, whose structures may differ; {remedy}")
     library = ctypes.CDLL(str(file))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
@@ -184,7 +184,7 @@ def _load_library() -> Any:
 
 
 def _require_layout(library: Any, remedy: str) -> None:
-    """Raise ``Fatal`` unless the library's own defaults are where the structures expect them."""
+    """Raise ``Fatal`` unless the library's own defaults fit the structures."""
     model, context = library.llama_model_default_params(), library.llama_context_default_params()
     seen = (model.use_extra_bufts, model.vocab_only, context.n_ctx, context.n_batch, context.n_ubatch)
     if seen != (True, False, 512, 2048, 512) or (context.n_seq_max, context.type_k, context.type_v) != (1, 1, 1):

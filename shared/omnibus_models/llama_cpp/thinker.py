@@ -31,7 +31,7 @@ class NativeSequence:
 class LlamaCppThinker(TextThinker):
     """See ``contract.Thinker``. The input of the layers is the id of a token, so H is 1, and hidden rows are logits.
 
-    The model keeps keys and values itself: after ``reserve``, those of several sequences. A cache is a
+    The model keeps keys and values itself: after ``reserve_memory``, those of several sequences. A cache is a
     ``NativeSequence``.
     """
 
@@ -61,9 +61,9 @@ class LlamaCppThinker(TextThinker):
 
     def tokenize_text(self, text: str) -> list[int]:
         """Return the ids of ``text`` by llama.cpp's own tokenizer."""
-        return self._gguf.tokenize(text)
+        return self._gguf.tokenize_text(text)
 
-    def reserve(self, sequences: int, context: int, threads: int) -> None:
+    def reserve_memory(self, sequences: int, context: int, threads: int) -> None:
         """Allocate memory for ``sequences`` of ``context`` tokens. Raises ``Fatal`` without enough of it."""
         self._context = GgufContext(self._gguf, sequences, context, threads)
         self._free = list(range(sequences))
@@ -79,19 +79,19 @@ class LlamaCppThinker(TextThinker):
         if not self._free:
             raise errors.Fatal("all sequences of llama.cpp are in use; send the request again")
         sequence = NativeSequence(self._free.pop(), self._free)
-        self._sequences.truncate(sequence.number, 0)
+        self._sequences.truncate_sequence(sequence.number, 0)
         return sequence
 
-    def fork(self, source: NativeSequence, length: int) -> NativeSequence:
+    def fork_sequence(self, source: NativeSequence, length: int) -> NativeSequence:
         """Return a sequence of the first ``length`` tokens of ``source``, which does not change."""
         sequence = self.new_cache()
-        self._sequences.copy(source.number, sequence.number)
-        self.cut(sequence, length)
+        self._sequences.copy_sequence(source.number, sequence.number)
+        self.cut_sequence(sequence, length)
         return sequence
 
-    def cut(self, sequence: NativeSequence, length: int) -> None:
+    def cut_sequence(self, sequence: NativeSequence, length: int) -> None:
         """Remove all tokens of ``sequence`` but the first ``length``. Raises ``Fatal`` if the model cannot."""
-        if not self._sequences.truncate(sequence.number, length):
+        if not self._sequences.truncate_sequence(sequence.number, length):
             raise errors.Fatal("llama.cpp cannot shorten a sequence of this model")
         sequence.length = length
 
@@ -102,14 +102,14 @@ class LlamaCppThinker(TextThinker):
             SequenceToken(int(token), place, cache.number, place == places[-1])
             for token, place in zip(tokens, places, strict=True)
         ]
-        logits = self._sequences.decode(rows)[None]
+        logits = self._sequences.decode_tokens(rows)[None]
         cache.length = places[-1] + 1
         return logits
 
     def decode_rows(self, tokens: Sequence[int], positions: Sequence[int], numbers: Sequence[int]) -> Tensor:
         """Return the logits float32 [B, V] after one token of each of the sequences ``numbers``."""
         rows = zip(tokens, positions, numbers, strict=True)
-        return self._sequences.decode([SequenceToken(*row, True) for row in rows])
+        return self._sequences.decode_tokens([SequenceToken(*row, True) for row in rows])
 
 
 class _TokenIds(nn.Module):

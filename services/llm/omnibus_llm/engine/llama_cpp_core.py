@@ -61,7 +61,7 @@ class LlamaCppCore(ThinkerCore):
         if rows + kept > MAX_SEQUENCES:
             raise BadRequest(f"llama.cpp has at most {MAX_SEQUENCES} sequences, not {rows + kept}: lower `batch`")
         self._kept = NativeKeptPrompts(kept, sequence_bytes, thinker)
-        thinker.reserve(rows + kept, context, settings.threads)
+        thinker.reserve_memory(rows + kept, context, settings.threads)
 
 
 class _SeparatePrompts(PromptGroups):

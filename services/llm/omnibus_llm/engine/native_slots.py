@@ -22,7 +22,7 @@ class NativeSlots(SeparateCaches):
 
     def insert(self, cache: NativeSequence) -> int:
         """Put ``cache``, or a copy if it is in a slot already, into the next free slot; returns the slot."""
-        sequence = self._native.fork(cache, cache.length) if cache.in_slot else cache
+        sequence = self._native.fork_sequence(cache, cache.length) if cache.in_slot else cache
         sequence.in_slot = True
         self._sequences.append(sequence)
         self.lengths.append(sequence.length)
@@ -76,4 +76,4 @@ class NativeKeptPrompts(KeptPrompts):
         return self._sequence_bytes
 
     def _copy_rows(self, kept_prompt: KeptPrompt, sequence: Thinking, count: int) -> None:
-        sequence.cache = self._native.fork(kept_prompt.cache, count)
+        sequence.cache = self._native.fork_sequence(kept_prompt.cache, count)

@@ -55,7 +55,7 @@ async def runner(file: Path) -> AsyncIterator[ThinkRunner]:
 @pytest.fixture(scope="module")
 def thinker(file: Path) -> LlamaCppThinker:
     model = LlamaCppThinker(file)
-    model.reserve(4, 512, 1)
+    model.reserve_memory(4, 512, 1)
     return model
 
 
