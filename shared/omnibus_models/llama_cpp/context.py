@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from omnibus import errors
-from omnibus_models.llama_cpp.library import Batch, load_library
+from omnibus_models.llama_cpp.library import Batch, load_library, open_model
 
 #: Tokens of one call of the library; longer prompts take several.
 BATCH_TOKENS = 512
@@ -34,11 +34,7 @@ class GgufModel:
 
     def __init__(self, file: Path) -> None:
         self.library: Any = load_library()
-        params = self.library.llama_model_default_params()
-        params.n_gpu_layers = 0
-        self.handle = self.library.llama_model_load_from_file(os.fsencode(file), params)
-        if not self.handle:
-            raise errors.Fatal(f"llama.cpp cannot load {file}; its log has the reason")
+        self.handle = open_model(self.library, file)
         if self.library.llama_model_has_encoder(self.handle):
             raise errors.Fatal(f"{file} has an encoder; llama.cpp serves only language models here")
         self._vocabulary = self.library.llama_model_get_vocab(self.handle)

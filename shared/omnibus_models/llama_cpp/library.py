@@ -6,6 +6,8 @@ not know. The functions below only compute logits. Structures are those of one r
 
 import ctypes
 import logging
+import os
+import sys
 import threading
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int, c_int8, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from functools import cache
@@ -14,8 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from omnibus import errors
+from omnibus.process import run_module
 
 PACKAGE, VERSION = "xllamacpp", "2026.10.11549"
+
+#: Seconds to load a file for a trial. Weights are only mapped.
+TRIAL_SECONDS = 300.0
 
 _log = logging.getLogger(__name__)
 #: Levels of ``ggml_log_level`` that are logged, by those of Python. A text without a level continues the last one.
@@ -173,6 +179,7 @@ def _load_library() -> Any:
         raise errors.Fatal(f"llama.cpp is not installed; {remedy}")
     if (version := metadata.version(PACKAGE)) != VERSION:
         raise errors.Fatal(f"{PACKAGE} is {version}, whose structures may differ; {remedy}")
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # the library would start a debugger when it aborts
     library = ctypes.CDLL(str(file))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
@@ -189,3 +196,34 @@ def _require_layout(library: Any, remedy: str) -> None:
     seen = (model.use_extra_bufts, model.vocab_only, context.n_ctx, context.n_batch, context.n_ubatch)
     if seen != (True, False, 512, 2048, 512) or (context.n_seq_max, context.type_k, context.type_v) != (1, 1, 1):
         raise errors.Fatal(f"the structures of this build of {PACKAGE} differ; {remedy}")
+
+
+def open_model(library: Any, file: Path) -> int:
+    """Map the weights of ``file`` into memory and return their handle. Raises ``Fatal`` if the library cannot."""
+    params = library.llama_model_default_params()
+    params.n_gpu_layers = 0
+    handle: int | None = library.llama_model_load_from_file(os.fsencode(file), params)
+    if handle is None:
+        raise errors.Fatal(f"llama.cpp cannot load {file}; its log has the reason")
+    return handle
+
+
+async def require_loadable(file: Path) -> None:
+    """Raise ``Fatal`` if llama.cpp cannot load ``file``, tried in another process.
+
+    The library ends its process at some faults of a file.
+    """
+    try:
+        await run_module.call_module(__name__, str(file), within=TRIAL_SECONDS)
+    except errors.Fatal as error:
+        raise errors.Fatal(f"llama.cpp cannot load {file}: {error.message}") from None
+
+
+def _try_file(file: Path) -> bool:
+    library = load_library()
+    library.llama_model_free(open_model(library, file))
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(run_module.report_answer(lambda: _try_file(Path(sys.argv[1]))))

@@ -13,6 +13,7 @@ from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
 from omnibus_llm.engine.native_slots import NativeKeptPrompts
 from omnibus_llm.engine.prompt_group import PromptGroups, PromptMember
 from omnibus_models.contract import PromptOptions, Thinker
+from omnibus_models.llama_cpp import library
 from omnibus_models.llama_cpp.thinker import LlamaCppThinker
 
 #: Fewer tokens of context for each sequence are of no use.
@@ -37,6 +38,10 @@ class LlamaCppCore(ThinkerCore):
         super().__init__("causal_lm", file, device, "float32", replace(settings, threads=1))
         self._settings, self._kv_bytes = settings, kv_bytes
         self.prompts = _SeparatePrompts()
+
+    async def load(self) -> None:
+        await library.require_loadable(self._source.checkpoint)
+        await super().load()
 
     def _load_model(self) -> Thinker:
         return cast(Thinker, LlamaCppThinker(self._source.checkpoint))

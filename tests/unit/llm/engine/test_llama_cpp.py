@@ -228,6 +228,16 @@ def test_a_file_that_is_cut_off_is_refused_before_it_is_loaded(file: Path, tmp_p
         llama_cpp("thinker", ExecutorSettings(checkpoint=str(cut)))
 
 
+async def test_a_file_at_which_the_library_ends_its_process_is_refused(file: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "odd.gguf"
+    odd.write_bytes(file.read_bytes().replace("Ġvoice".encode(), "Ġimage".encode()))  # two tokens have one text
+    runner = ThinkRunner(LlamaCppCore(odd, "cpu", ThinkSettings(slots=1, context=64), 0))
+
+    with pytest.raises(Fatal, match="(?s)cannot load.*GGML_ASSERT"):
+        await runner.load()
+    await runner.close()
+
+
 def test_another_release_of_the_library_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "VERSION", "2020.1.1")
     library._load_library.cache_clear()
