@@ -75,6 +75,7 @@ async def start_omnibus(file: Path) -> AsyncIterator[int]:
         "OMNIBUS_EXECUTOR_BATCH": str(_SLOTS),
         "OMNIBUS_EXECUTOR_THREADS": str(_THREADS),
         "OMNIBUS_EXECUTOR_PROMPT_CACHE_MIB": "0",
+        "OMNIBUS_EXECUTOR_NICE": "0",  # as the server
     }
     lines = io.StringIO()
     try:
