@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from omnibus import errors
-from omnibus_models.llama_cpp.library import Batch, load_library, open_model
+from omnibus_models.llama_cpp.library import TokenBatch, load_library, open_model
 
 #: Tokens of one call of the library; longer prompts take several.
 BATCH_TOKENS = 512
@@ -133,7 +133,7 @@ class GgufContext:
             self._library.llama_free(self._handle)
 
 
-def _point_batch(columns: np.ndarray, flags: np.ndarray) -> Batch:
+def _point_batch(columns: np.ndarray, flags: np.ndarray) -> TokenBatch:
     """Return a batch that reads two arrays, which must outlive it.
 
     ``columns`` int32 [3, n] are tokens, positions and sequences; ``flags`` int8 [n] request logits.
@@ -144,7 +144,7 @@ def _point_batch(columns: np.ndarray, flags: np.ndarray) -> Batch:
     pointers = (POINTER(c_int32) * len(flags))(
         *(ctypes.cast(first + columns.itemsize * index, POINTER(c_int32)) for index in range(len(flags)))
     )
-    batch = Batch(0, tokens, None, positions, counts.ctypes.data_as(POINTER(c_int32)), pointers)
+    batch = TokenBatch(0, tokens, None, positions, counts.ctypes.data_as(POINTER(c_int32)), pointers)
     batch.logits = flags.ctypes.data_as(POINTER(c_int8))
     batch.owned = (counts, pointers)
     return batch
