@@ -99,12 +99,15 @@ class GgufContext:
 
         Raises ``Fatal`` if the library fails; keys and values of ``tokens`` are then not kept.
         """
-        rows: list[np.ndarray] = []
+        logits = torch.empty(sum(each.wants_logits for each in tokens), self._model.vocabulary)
+        rows = iter(logits)
         for start in range(0, len(tokens), BATCH_TOKENS):
             part = tokens[start : start + BATCH_TOKENS]
             self._run_batch(part)
-            rows += [self._read_logits(index) for index, each in enumerate(part) if each.wants_logits]
-        return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, self._model.vocabulary)
+            for index, each in enumerate(part):
+                if each.wants_logits:
+                    next(rows).copy_(torch.from_numpy(self._read_logits(index)))
+        return logits
 
     def _run_batch(self, tokens: Sequence[SequenceToken]) -> None:
         columns = np.array(tokens, np.int32).T
@@ -116,9 +119,9 @@ class GgufContext:
             raise errors.Fatal(f"llama.cpp cannot compute this step: {reason}")
 
     def _read_logits(self, index: int) -> np.ndarray:
-        return np.ctypeslib.as_array(
-            self._library.llama_get_logits_ith(self._handle, index), (self._model.vocabulary,)
-        ).copy()
+        """Return a view of the library's memory [V], valid until the next batch."""
+        pointer = self._library.llama_get_logits_ith(self._handle, index)
+        return np.ctypeslib.as_array(pointer, (self._model.vocabulary,))
 
     def truncate_sequence(self, sequence: int, length: int) -> bool:
         """Remove all tokens of ``sequence`` but the first ``length``. Returns False if its state cannot be cut."""
