@@ -22,7 +22,7 @@ _WIDTH = 64
 _MAX_JOINED = 16  # rows that become one
 
 _LAYER_COUNTS = frozenset(
-    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "decoder_layers", "decoder_num_hidden_layers"}
+    {"num_hidden_layers", "num_layers", "n_layer", "n_layers", "layers", "decoder_layers", "decoder_num_hidden_layers"}
 )
 #: More counts of layers, of encoders.
 _DEPTHS = frozenset({"depth", "encoder_layers", "resampler_depth", "num_query_layers", "conf_num_hidden_layers"})
@@ -46,6 +46,7 @@ _WIDTHS = ("hidden_size", "d_model", "n_embd", "embed_dim", "emb_dim", "dim")
 #: Widths that follow that of the rows.
 _PROPORTIONAL = frozenset(
     {"attention_hidden_size", "embedding_dim", "rnn_width", "lru_width", "t2u_variance_predictor_embed_dim"}
+    | {"word_embed_proj_dim"}
     | {"ext_pw_out_channel", "depthwise_separable_out_channel"}
 )
 #: Heads of states, their size, and the factor by which their width exceeds that of the rows.

@@ -49,7 +49,8 @@ _MAPPINGS = {
 
 def has_processor(model_type: str) -> bool:
     """Return whether transformers lists a processor for ``model_type``, or the settings name one."""
-    return (SETTINGS.get(model_type, Settings()).processor or model_type) in PROCESSOR_MAPPING_NAMES
+    settings = SETTINGS.get(model_type, Settings())
+    return bool(settings.processor_class) or (settings.processor or model_type) in PROCESSOR_MAPPING_NAMES
 
 
 def make_copy(model_type: str) -> tuple[Any, Any, Any]:
@@ -80,7 +81,7 @@ def make_copy(model_type: str) -> tuple[Any, Any, Any]:
 def make_processor(model_type: str, config: Any, settings: Settings) -> Any:
     """Return the processor that transformers has for ``model_type``, or for the type in its ``settings``."""
     sibling = settings.processor or model_type
-    cls = getattr(transformers, PROCESSOR_MAPPING_NAMES[sibling])
+    cls = getattr(transformers, settings.processor_class or PROCESSOR_MAPPING_NAMES[sibling])
     module = importlib.import_module(cls.__module__)
     marks = {next(filter(None, groups)) for groups in _MARK.findall(inspect.getsource(module))}
     attributes = dict(settings.tokens)

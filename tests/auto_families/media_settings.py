@@ -17,7 +17,7 @@ def _keep(config: Any, processor: Any) -> None:
 class Settings:
     """``fields`` of the configuration by their paths, ``tokens`` and ``special`` of the tokenizer.
 
-    ``processor`` is a type with a processor for this one, and ``parts`` are arguments of its parts by modality, and ``classes`` those of parts that transformers does not list. ``arguments`` are those of the processor. ``finish`` changes both at the end. ``places`` are media in chats.
+    ``processor`` is a type with a processor for this one, ``processor_class`` one that transformers does not list, and ``parts`` are arguments of its parts by modality, and ``classes`` those of parts that transformers does not list. ``arguments`` are those of the processor. ``finish`` changes both at the end. ``places`` are media in chats.
     """
 
     config: Callable[[], Any] | None = None
@@ -26,6 +26,7 @@ class Settings:
     special: tuple[str, ...] = ()
     tokenizer: Mapping[str, Any] = field(default_factory=dict)
     processor: str = ""
+    processor_class: str = ""
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     classes: Mapping[str, str] = field(default_factory=dict)
     arguments: Callable[[Any], dict[str, Any]] = _no_arguments
@@ -171,6 +172,9 @@ def _gemma3(processor: str = "") -> Settings:
 
 
 SETTINGS: Mapping[str, Settings] = {
+    "kosmos-2": Settings(processor_class="Kosmos2Processor", special=("<other>",), tokenizer={"unk_token": "<other>"}),
+    "kosmos-2.5": Settings(processor_class="Kosmos2_5Processor"),
+    "blip-2": Settings(),
     "deepseek_ocr2": Settings(
         fields={
             "text_config.mlp_layer_types": ["dense", "sparse"],

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,32 @@ _CROPPED_SIDES = 16
 _CLOCK_RATE = 1000
 
 
+#: Text of trials that tokenizers do not join with text around it.
+_SAMPLE = "the cat"
+
+
+class Lead(NamedTuple):
+    """Prompts of a processor that puts one item of ``modality`` before the text, whatever the text says.
+
+    In prompts of Omnibus they are ``mark``, ``gap``, the text, and ``end``; ``length`` is the number of tokens of a
+    sample with its end.
+    """
+
+    modality: str
+    mark: str
+    gap: str
+    end: str
+    length: int
+
+    def write(self, text: str) -> str:
+        """Return the prompt for ``text``."""
+        return f"{self.mark}{self.gap}{text.replace(self.mark, '').strip()}{self.end}"
+
+    def read(self, prompt: str) -> str:
+        """Return the text of a ``prompt``."""
+        return prompt.removeprefix(self.mark).removeprefix(self.gap).removesuffix(self.end)
+
+
 class ItemProcessor:
     """See the module. ``placeholders`` has the text of a modality's placeholder in a prompt, and its token."""
 
@@ -53,18 +79,57 @@ class ItemProcessor:
         options = processor._merge_kwargs(
             processor.valid_processor_kwargs, tokenizer_init_kwargs=self.tokenizer.init_kwargs
         )
-        #: Whether the processor adds the tokenizer's own marks to a prompt.
-        self.adds_marks = bool(options["text_kwargs"].get("add_special_tokens", True))
+        self._adds_marks = bool(options["text_kwargs"].get("add_special_tokens", True))
         self.placeholders: dict[str, tuple[str, int]] = {}
         self._pairs: dict[str, tuple[str, Any, int]] = {}
         for modality, parts in _PARTS.items():
-            names = (f"{modality}_placeholder_token", f"{modality}_token")
-            text = next((text for name in names if (text := getattr(self.processor, name, None))), None)
-            text = getattr(text, "content", text)
-            if isinstance(text, str) and any(getattr(self.processor, part, None) is not None for part in parts):
+            text = next(self._list_marks(modality), None)
+            if text and any(getattr(self.processor, part, None) is not None for part in parts):
                 ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
                 if len(ids) == 1:
                     self.placeholders[modality] = text, ids[0]
+
+    def _list_marks(self, modality: str) -> Iterator[str]:
+        """Yield texts that can stand for an item of ``modality`` in a prompt, the best first."""
+        names = (f"{modality}_placeholder_token", f"{modality}_token", f"{modality}_start_token", f"bo{modality[0]}_token")
+        for name in names:
+            text = getattr(self.processor, name, None)
+            text = getattr(text, "content", text)
+            if isinstance(text, str) and text and text != self.tokenizer.bos_token:  # Kosmos 2.5 repeats that one
+                yield text
+
+    @property
+    def adds_marks(self) -> bool:
+        """Whether the tokenizer's own marks are added to a prompt."""
+        return self._adds_marks and self.lead is None
+
+    @cached_property
+    def lead(self) -> "Lead | None":
+        """How the processor puts an item before the text of a prompt; None if items are where placeholders are."""
+        for modality, (mark, token) in self.placeholders.items():
+            try:
+                if not self._keeps_place(modality, mark, token):
+                    return self._find_lead(modality, mark)
+            except Exception:  # noqa: BLE001 whatever a library raises: the modality is refused later
+                continue
+        return None
+
+    def _keeps_place(self, modality: str, mark: str, token: int) -> bool:
+        text = f"{_SAMPLE}{mark}{_SAMPLE}"
+        plain = self.tokenizer(text, add_special_tokens=self._adds_marks)["input_ids"]
+        place = plain.index(token)
+        ids = self._run_processor(text, {modality: [next(sample_items(modality))]})["input_ids"][0].tolist()
+        return bool(ids[:place] == plain[:place] and ids[place + 1 - len(plain) :] == plain[place + 1 :])
+
+    def _find_lead(self, modality: str, mark: str) -> "Lead | None":
+        ids = self._run_processor(_SAMPLE, {modality: [next(sample_items(modality))]})["input_ids"][0].tolist()
+        for gap in ("", " "):
+            own = self.tokenizer(gap + _SAMPLE, add_special_tokens=False)["input_ids"]
+            start = next((start for start in range(1, len(ids)) if ids[start : start + len(own)] == own), 0)
+            if start:
+                after = ids[start + len(own) :]
+                return Lead(modality, mark, gap, self.tokenizer.decode(after), len(own) + len(after))
+        return None
 
     def with_tokens(self, model_tokens: Callable[[Tensor], Tensor]) -> "ItemProcessor":
         """Return this processor for a model with other tokens.
@@ -133,9 +198,12 @@ class ItemProcessor:
         [token, count], and of other values of each token, by their name. ``inputs`` are small tensors that the language
         model may need. Raises ``BadRequest`` for an item that the processor does not take.
         """
+        lead = self.lead  # found before the lock is taken
         try:
             with self._lock:
                 text, before, after = self._frames[modality]
+            if lead is not None and modality == lead.modality:
+                text, before, after = lead.write(_SAMPLE), 0, lead.length
             if alone:
                 output = self.call_processor(text, {modality: [item]})
             else:
@@ -152,6 +220,7 @@ class ItemProcessor:
         output.pop("attention_mask", None)
         by_token = {name: output.pop(name)[0].tolist() for name in [*output] if _is_by_token(output[name], len(ids))}
         expansion = {name: _count_runs(values[inside]) for name, values in {"input_ids": ids, **by_token}.items()}
+        output = {name: _single_tensor(value) for name, value in output.items()}
         features = {name: value for name, value in output.items() if isinstance(value, Tensor)}
         small = {name: form for name, value in features.items() if (form := _describe_tensor(value)) is not None}
         lists = {name: value for name, value in output.items() if isinstance(value, list) and _has_numbers(value)}
@@ -168,8 +237,15 @@ class ItemProcessor:
     def call_processor(self, text: str, items: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         """Return the processor's output for ``text`` and its decoded ``items``.
 
-        It has one row.
+        It has one row. Raises ``ValueError`` for several items if the processor decides their places.
         """
+        if self.lead is not None and self.lead.modality in items:
+            if len(items[self.lead.modality]) > 1:
+                raise ValueError(f"this processor puts one {self.lead.modality} before the text")
+            text = self.lead.read(text)
+        return self._run_processor(text, items)
+
+    def _run_processor(self, text: str, items: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         options: dict[str, Any] = {}
         for modality, values in items.items():
             if modality == "video":
@@ -204,6 +280,8 @@ class ItemProcessor:
 
         If there is a chat template, it is a message in it.
         """
+        if self.lead is not None and modality == self.lead.modality:
+            return self.lead.write(text.replace(MEDIUM, ""))
         if not getattr(self.processor, "chat_template", None):
             return text.replace(MEDIUM, self.placeholders[modality][0])
         texts = text.split(MEDIUM)
@@ -319,6 +397,11 @@ def _first_of_two(value: Any) -> Any:
     Other values, such as counts, belong to both items.
     """
     return value[:1] if isinstance(value, Tensor) and len(value) == 2 else value
+
+
+def _single_tensor(value: Any) -> Any:
+    """Return [1, ...] of a list of one tensor."""
+    return value[0][None] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Tensor) else value
 
 
 def _count_runs(values: Sequence[int]) -> list[list[int]]:

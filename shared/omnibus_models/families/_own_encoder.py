@@ -1,8 +1,10 @@
 """Encoders of a model of transformers, by its own ``get_*_features``."""
 
 import inspect
+import sys
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from types import MethodType
 from typing import Any
 
 import torch
@@ -138,9 +140,19 @@ def find_encoders(module: Any) -> dict[str, Any]:
         named = [(len(_named_arguments(method)), -place, method) for place, method in enumerate(methods) if method]
         if named:
             encoders[modality] = max(named)[2]
+        elif (method := _find_sibling(module, f"get_{modality}_features")) is not None:
+            encoders[modality] = method
     if reads_frames(module) and "image" in encoders:
         encoders["video"] = encoders["image"]
     return encoders
+
+
+def _find_sibling(module: Any, name: str) -> Any:
+    """Return the method ``name`` of the class without a head (Kosmos 2), for a ``module`` with the same parts."""
+    base = next(each for each in type(module).__mro__ if each.__module__.startswith("transformers."))
+    sibling = getattr(sys.modules[base.__module__], f"{base.__name__.partition('For')[0]}Model", None)
+    method = getattr(sibling, name, None)
+    return None if method is None or module.base_model is not module else MethodType(method, module)
 
 
 def reads_frames(module: Any) -> bool:

@@ -81,6 +81,8 @@ class PromptRecorder:
         taken = {name: rows for name, rows in media.items() if self._takes_rows and name != "audio"}
         if taken:
             call["mm_encoder_outputs"] = taken
+        elif "image_embeds" in self.names and "image" in media:
+            call["image_embeds"] = media["image"].pooler_output
         if others := {name: rows for name, rows in media.items() if name not in taken}:
             model, stand_ins = _with_rows(self._model, others, self.names)
             call |= stand_ins
@@ -160,7 +162,8 @@ class OwnPrompts:
         inputs = taken.pop("inputs_embeds", None)
         ids = taken.pop("input_ids", ids)
         inputs = self._decoder.embed(ids) if inputs is None else self._decoder.add_layer_rows(inputs, taken)
-        positions = _prompt_positions(taken.pop("position_ids", None), ids.shape[1]).to(self.device)
+        first = _first_position(self._decoder.backbone)
+        positions = _prompt_positions(taken.pop("position_ids", None), ids.shape[1], first).to(self.device)
         if isinstance(taken.get("attention_mask"), Tensor) and taken["attention_mask"].dim() == 2:
             del taken["attention_mask"]  # nothing is padded
         arguments = PromptArguments(ids.shape[1], taken) if taken else None
@@ -235,10 +238,19 @@ def _read_tensor(value: Any) -> Tensor:
     return tensor if tensor.dim() else tensor[None]
 
 
-def _prompt_positions(positions: Tensor | None, length: int) -> Tensor:
-    """Return [axes, T] of what a decoder gets as ``position_ids``: [T], [1, T] or [axes, 1, T]."""
+def _first_position(decoder: Any) -> int:
+    """Return the first position that ``decoder`` counts itself, in tables with rows for padding (Kosmos 2)."""
+    table = getattr(decoder, "embed_positions", None)
+    return table.padding_idx + 1 if hasattr(table, "make_weights") else 0
+
+
+def _prompt_positions(positions: Tensor | None, length: int, first: int) -> Tensor:
+    """Return [axes, T] of what a decoder gets as ``position_ids``: [T], [1, T] or [axes, 1, T].
+
+    Without these, positions begin at ``first``.
+    """
     if positions is None:
-        return torch.arange(length)[None]
+        return torch.arange(first, first + length)[None]
     if positions.dim() < 3:
         return positions.reshape(1, -1)
     return positions[:, 0]

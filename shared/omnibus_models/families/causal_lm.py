@@ -119,10 +119,20 @@ class CausalLanguageModel(TextThinker, OwnDecoder):
 
 def find_backbone(module: Any) -> Any:
     """Return the layers of a language model, without its head."""
-    parts = (module.get_decoder(), module.base_model, getattr(module, "model", None))
-    found = next((part for part in parts if part is not module and hasattr(part, "config")), module)
+    module = find_language_model(module)
+    return _find_decoder(module)
+
+
+def find_language_model(module: Any) -> Any:
+    """Return the innermost model of ``module`` that has a head of its own."""
+    found = _find_decoder(module)
     has_head = found is not module and getattr(found, "lm_head", None) is not None
-    return find_backbone(found) if has_head else found  # models may contain a language model with its head
+    return find_language_model(found) if has_head else module
+
+
+def _find_decoder(module: Any) -> Any:
+    parts = (module.get_decoder(), module.base_model, getattr(module, "model", None))
+    return next((part for part in parts if part is not module and hasattr(part, "config")), module)
 
 
 def find_head(module: Any, by_ids: bool = False) -> Any:
@@ -143,6 +153,7 @@ class OwnHead:
     """
 
     def __init__(self, module: Any, by_ids: bool = False) -> None:
+        module = find_language_model(module)  # the one around it may require media
         decoder = find_backbone(module)
         self._given = _GivenRows(decoder)
         self._model = replace_part(module, decoder, self._given)
