@@ -82,6 +82,10 @@ _EXPERT_GROUPS = frozenset({"n_group", "topk_group"})
 _WINDOWS = frozenset({"sliding_window", "sliding_window_size", "attention_chunk_size", "window_size", "local_window"})
 #: The first token that an encoder embeds itself.
 _OFFSET = "vocab_offset"
+#: Tokens by the words for codes of images (Chameleon), and how many of them a copy has.
+_CODE_TOKENS, _CODE_COUNT = "vocabulary_map", 16
+#: Channels of an encoder of codes, of which its width is a multiple.
+_BASE_CHANNELS, _FEWEST_CHANNELS = "base_channels", 32
 #: Widths of stages, of which the last is that of the next part.
 _CHANNELS = "downsample_channels"
 _VOCABULARIES = frozenset({"vocab_size", "unpadded_vocab_size", "vocab_size_per_layer_input"})
@@ -169,6 +173,8 @@ def shrink_parts(config: Any) -> Any:
         own = {name: _shrink_own(name, value) for name, value in _link_widths(own, "", widths).items()}
     else:
         own = _shrink_part(own, True, widths)
+    if own.get(_CODE_TOKENS):
+        own[_CODE_TOKENS] = {word: _code_token(word, token) for word, token in fields[_CODE_TOKENS].items()}
     return type(config).from_dict({**own, **parts})
 
 
@@ -197,6 +203,9 @@ def _shrink_part(fields: Mapping[str, Any], is_text: bool, widths: dict[int, int
             for name, value in fields.items()
             if name == _CHANNELS and value
         }
+    if _BASE_CHANNELS in fields:
+        factor = max(1, fields[_BASE_CHANNELS] // _FEWEST_CHANNELS)
+        return {**fields, **{name: fields[name] // factor for name in (_BASE_CHANNELS, *_WIDTHS[:1]) if name in fields}}
     linked = _link_widths(fields, main, widths)
     result = {**shrunk, **{name: value for name, value in linked.items() if value != fields[name]}}
     if main and not is_text:
@@ -240,6 +249,11 @@ def _shrink_own(name: str, value: Any) -> Any:
     if name.endswith(_TOKENS):
         return _small_ids(value)
     return min(value, VOCABULARY) if name in _VOCABULARIES and _is_count(value) else _shrink_choice(name, value)
+
+
+def _code_token(word: str, token: int) -> int:
+    """Return the token of a copy for an image's code, one of a few because models never choose them."""
+    return token % VOCABULARY if word == "<image>" else VOCABULARY - _CODE_COUNT + token % _CODE_COUNT
 
 
 class SmallTokens:

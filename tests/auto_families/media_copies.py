@@ -12,7 +12,6 @@ from typing import Any
 import transformers
 from transformers.models.auto import feature_extraction_auto, image_processing_auto, video_processing_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
 from omnibus_models.families._item_processor import ItemProcessor
@@ -53,10 +52,8 @@ def has_processor(model_type: str) -> bool:
     return bool(settings.processor_class) or (settings.processor or model_type) in PROCESSOR_MAPPING_NAMES
 
 
-def make_copy(model_type: str) -> tuple[Any, Any, Any]:
-    """Return the class, a configuration and a processor of ``model_type``. Raises what libraries raise."""
-    name = MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES[model_type]
-    cls = getattr(transformers, name if isinstance(name, str) else name[0])
+def make_copy(model_type: str) -> tuple[Any, Any]:
+    """Return a configuration and a processor of ``model_type``. Raises what libraries raise."""
     settings = SETTINGS.get(model_type, Settings())
     config = settings.config() if settings.config else CONFIG_MAPPING[model_type]()
     for part in walk_configs(config):
@@ -75,7 +72,7 @@ def make_copy(model_type: str) -> tuple[Any, Any, Any]:
     settings.finish(config, processor)
     places = {kind: text for kind, (text, _) in ItemProcessor(processor).placeholders.items()}
     processor.chat_template = build_chat_template(**{**places, **settings.places})
-    return cls, config, processor
+    return config, processor
 
 
 def make_processor(model_type: str, config: Any, settings: Settings) -> Any:

@@ -115,6 +115,7 @@ def _use_soft_tokens(config: Any, processor: Any) -> None:
 
 
 def _omni(config: Any, processor: Any) -> None:
+    config = getattr(config, "thinker_config", config)
     ids = processor.tokenizer.convert_tokens_to_ids
     config.vision_start_token_id, config.vision_end_token_id = ids("<|vision_bos|>"), ids("<|vision_eos|>")
     config.audio_start_token_id, config.audio_end_token_id = ids("<|audio_bos|>"), ids("<|audio_eos|>")
@@ -171,10 +172,39 @@ def _gemma3(processor: str = "") -> Settings:
     )
 
 
+def _image_words(name: Callable[[str], str], **others: int) -> Callable[[Any, Any], None]:
+    """Return a function that makes the vocabulary of codes of images, whose names are ``name`` of digits."""
+
+    def change(config: Any, processor: Any) -> None:
+        ids = processor.tokenizer.convert_tokens_to_ids
+        codes = {name(str(code)): 960 + code for code in range(32)}
+        config.vocabulary_map = {"<image>": ids("<image>"), **others, **codes}
+        config.image_token_id = ids("<image>")
+
+    return change
+
+
+def _chameleon_word(digits: str) -> str:
+    return f"IMGIMG{''.join(chr(ord('A') + int(digit)) for digit in digits)}Z"
+
+
 SETTINGS: Mapping[str, Settings] = {
+    "chameleon": Settings(
+        fields={"vq_config.num_embeddings": 32, "vq_config.resolution": 64, "vq_config.base_channels": 32},
+        parts={"image": {"size": {"shortest_edge": 64}, "crop_size": {"height": 64, "width": 64}}},
+        arguments=_patches("image_seq_length", 16),
+        special=("<racm3:break>", "<eoss>", "<sep>"),
+        tokenizer={"sep_token": "<sep>"},
+        finish=_image_words(_chameleon_word),
+    ),
+    "emu3": Settings(
+        fields={"vq_config.codebook_size": 32, "vq_config.base_channels": 32, "vq_config.hidden_size": 128},
+        parts={"image": {"min_pixels": 1024, "max_pixels": 4096}},
+        tokens={"image_token": "<image>"},
+        finish=_image_words(lambda digits: f"<|visual token {digits.zfill(6)}|>", **{"<|extra_200|>": 950}),
+    ),
     "kosmos-2": Settings(processor_class="Kosmos2Processor", special=("<other>",), tokenizer={"unk_token": "<other>"}),
     "kosmos-2.5": Settings(processor_class="Kosmos2_5Processor"),
-    "blip-2": Settings(),
     "deepseek_ocr2": Settings(
         fields={
             "text_config.mlp_layer_types": ["dense", "sparse"],
@@ -277,6 +307,8 @@ SETTINGS: Mapping[str, Settings] = {
     "ovis2": Settings(finish=_ovis, arguments=_patches("image_seq_length", 64)),
     "idefics3": _idefics3(),
     "smolvlm": _idefics3("idefics3"),  # the processor of its own requires num2words
+    "qwen2_5_omni": Settings(**_OMNI),
+    "qwen3_omni_moe": Settings(fields={"thinker_config.text_config.head_dim": 128}, **_OMNI),
     "qwen2_5_omni_thinker": Settings(processor="qwen2_5_omni", **_OMNI),
     "qwen2_vl": Settings(finish=_link_qwen2),
     "qwen3_omni_moe_thinker": Settings(processor="qwen3_omni_moe", fields={"text_config.head_dim": 128}, **_OMNI),

@@ -4,6 +4,7 @@ import torch
 
 from omnibus_llm.engine import media_admission
 from omnibus_models.families._item_processor import ItemProcessor
+from omnibus_models.families._media_parts import choose_class
 from tests.auto_families.trials import REFUSED, UNTRIED, Trial
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES  # isort: skip
@@ -26,7 +27,8 @@ def try_type(model_type: str) -> Trial:
     if not has_processor(model_type):
         return Trial(model_type, "", REFUSED, "transformers lists no processor of media for it")
     try:
-        cls, config, processor = make_copy(model_type)
+        config, processor = make_copy(model_type)
+        cls, config = choose_class(config)
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return Trial(model_type, "", UNTRIED, f"{type(error).__name__}: {error}")
     with torch.inference_mode():

@@ -8,6 +8,7 @@ import pytest
 from omnibus.errors import StageFailed
 from omnibus_models import miniature, tiny
 from omnibus_models.families import load_family
+from omnibus_models.families._media_parts import choose_class
 from tests import nightly
 from tests.auto_families.media_copies import make_copy
 from tests.e2e.families.test_multimodal_lm import TOKENS, generate_answer
@@ -34,7 +35,8 @@ _VOCABULARY = 1024  # that of the tokenizers of copies
 
 def write_copy(model_type: str, directory: Path) -> Path:
     """Write a small model of ``model_type`` with heads as large as usual, and its processor."""
-    cls, config, processor = make_copy(model_type)
+    config, processor = make_copy(model_type)
+    cls, config = choose_class(config)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(miniature, "VOCABULARY", _VOCABULARY)
         small = miniature.shrink_parts(config)

@@ -46,26 +46,25 @@ _CLOCK_RATE = 1000
 _SAMPLE = "the cat"
 
 
-class Lead(NamedTuple):
-    """Prompts of a processor that puts one item of ``modality`` before the text, whatever the text says.
+class Frame(NamedTuple):
+    """What a processor writes around all text of a prompt: ``start`` and ``end``.
 
-    In prompts of Omnibus they are ``mark``, ``gap``, the text, and ``end``; ``length`` is the number of tokens of a
-    sample with its end.
+    With a ``lead``, one item of this modality is before the text, whatever the text says, and its placeholder
+    ``mark`` is a part of ``start``.
     """
 
-    modality: str
-    mark: str
-    gap: str
+    start: str
     end: str
-    length: int
+    lead: str = ""
+    mark: str = ""
 
     def write(self, text: str) -> str:
         """Return the prompt for ``text``."""
-        return f"{self.mark}{self.gap}{text.replace(self.mark, '').strip()}{self.end}"
+        return f"{self.start}{text.replace(self.mark, '').strip() if self.mark else text}{self.end}"
 
     def read(self, prompt: str) -> str:
         """Return the text of a ``prompt``."""
-        return prompt.removeprefix(self.mark).removeprefix(self.gap).removesuffix(self.end)
+        return prompt.removeprefix(self.start).removesuffix(self.end)
 
 
 class ItemProcessor:
@@ -101,35 +100,37 @@ class ItemProcessor:
     @property
     def adds_marks(self) -> bool:
         """Whether the tokenizer's own marks are added to a prompt."""
-        return self._adds_marks and self.lead is None
+        return self._adds_marks and not self.frame.lead
 
     @cached_property
-    def lead(self) -> "Lead | None":
-        """How the processor puts an item before the text of a prompt; None if items are where placeholders are."""
+    def frame(self) -> Frame:
+        """What the processor writes around all text of prompts with media."""
         for modality, (mark, token) in self.placeholders.items():
             try:
-                if not self._keeps_place(modality, mark, token):
-                    return self._find_lead(modality, mark)
+                return self._find_frame(modality, token) or self._find_lead(modality, mark)
             except Exception:  # noqa: BLE001 whatever a library raises: the modality is refused later
                 continue
-        return None
+        return Frame("", "")
 
-    def _keeps_place(self, modality: str, mark: str, token: int) -> bool:
-        text = f"{_SAMPLE}{mark}{_SAMPLE}"
+    def _find_frame(self, modality: str, token: int) -> Frame | None:
+        """Return the frame of a processor that puts items where their placeholders are."""
+        text = self.placeholders[modality][0].join([_SAMPLE, _SAMPLE])
         plain = self.tokenizer(text, add_special_tokens=self._adds_marks)["input_ids"]
         place = plain.index(token)
         ids = self._run_processor(text, {modality: [next(sample_items(modality))]})["input_ids"][0].tolist()
-        return bool(ids[:place] == plain[:place] and ids[place + 1 - len(plain) :] == plain[place + 1 :])
+        after = len(plain) - place - 1
+        start, end = _find_run(plain[:place], ids), len(ids) - _find_run(plain[:place:-1], ids[::-1])
+        if start < 0 or end > len(ids) or start + place > end - after or token in ids[:start]:
+            return None
+        return Frame(self.tokenizer.decode(ids[:start]), self.tokenizer.decode(ids[end:]))
 
-    def _find_lead(self, modality: str, mark: str) -> "Lead | None":
+    def _find_lead(self, modality: str, mark: str) -> Frame:
         ids = self._run_processor(_SAMPLE, {modality: [next(sample_items(modality))]})["input_ids"][0].tolist()
         for gap in ("", " "):
             own = self.tokenizer(gap + _SAMPLE, add_special_tokens=False)["input_ids"]
-            start = next((start for start in range(1, len(ids)) if ids[start : start + len(own)] == own), 0)
-            if start:
-                after = ids[start + len(own) :]
-                return Lead(modality, mark, gap, self.tokenizer.decode(after), len(own) + len(after))
-        return None
+            if (start := _find_run(own, ids)) > 0:
+                return Frame(f"{mark}{gap}", self.tokenizer.decode(ids[start + len(own) :]), modality, mark)
+        raise ValueError("its processor changes the text of prompts")
 
     def with_tokens(self, model_tokens: Callable[[Tensor], Tensor]) -> "ItemProcessor":
         """Return this processor for a model with other tokens.
@@ -198,12 +199,11 @@ class ItemProcessor:
         [token, count], and of other values of each token, by their name. ``inputs`` are small tensors that the language
         model may need. Raises ``BadRequest`` for an item that the processor does not take.
         """
-        lead = self.lead  # found before the lock is taken
+        frame = self.frame  # found before the lock is taken
         try:
             with self._lock:
                 text, before, after = self._frames[modality]
-            if lead is not None and modality == lead.modality:
-                text, before, after = lead.write(_SAMPLE), 0, lead.length
+            before = 0 if frame.lead == modality else before
             if alone:
                 output = self.call_processor(text, {modality: [item]})
             else:
@@ -239,11 +239,9 @@ class ItemProcessor:
 
         It has one row. Raises ``ValueError`` for several items if the processor decides their places.
         """
-        if self.lead is not None and self.lead.modality in items:
-            if len(items[self.lead.modality]) > 1:
-                raise ValueError(f"this processor puts one {self.lead.modality} before the text")
-            text = self.lead.read(text)
-        return self._run_processor(text, items)
+        if len(items.get(self.frame.lead, ())) > 1:
+            raise ValueError(f"this processor puts one {self.frame.lead} before the text")
+        return self._run_processor(self.frame.read(text), items)
 
     def _run_processor(self, text: str, items: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         options: dict[str, Any] = {}
@@ -280,8 +278,9 @@ class ItemProcessor:
 
         If there is a chat template, it is a message in it.
         """
-        if self.lead is not None and modality == self.lead.modality:
-            return self.lead.write(text.replace(MEDIUM, ""))
+        return self.frame.write(self._render_prompt(text, modality))
+
+    def _render_prompt(self, text: str, modality: str) -> str:
         if not getattr(self.processor, "chat_template", None):
             return text.replace(MEDIUM, self.placeholders[modality][0])
         texts = text.split(MEDIUM)
@@ -315,10 +314,10 @@ class ItemProcessor:
         """
         frames = {}
         for modality, (_, token) in self.placeholders.items():
-            text = self.write_prompt(MEDIUM, modality)
+            text = self.write_prompt(_SAMPLE if modality == self.frame.lead else MEDIUM, modality)
             ids = self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"]
             if ids.count(token) != 1:  # its chat template does not place this modality
-                text = self.placeholders[modality][0]
+                text = self.frame.write(self.placeholders[modality][0])
                 ids = self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"]
             frames[modality] = text, ids.index(token), len(ids) - ids.index(token) - 1
         return frames
@@ -402,6 +401,12 @@ def _first_of_two(value: Any) -> Any:
 def _single_tensor(value: Any) -> Any:
     """Return [1, ...] of a list of one tensor."""
     return value[0][None] if isinstance(value, list) and len(value) == 1 and isinstance(value[0], Tensor) else value
+
+
+def _find_run(run: Sequence[int], values: Sequence[int]) -> int:
+    """Return the first place of ``run`` in ``values``, or -1."""
+    places = range(len(values) - len(run) + 1)
+    return next((place for place in places if values[place : place + len(run)] == run), -1)
 
 
 def _count_runs(values: Sequence[int]) -> list[list[int]]:

@@ -56,14 +56,22 @@ class Parts(NamedTuple):
 def find_class(checkpoint: Path) -> tuple[Any, Any]:
     """Return the class of the model in ``checkpoint`` and its configuration. Raises ``NotFound``."""
     from transformers import AutoConfig
+
+    return choose_class(AutoConfig.from_pretrained(checkpoint, local_files_only=True))
+
+
+def choose_class(config: Any) -> tuple[Any, Any]:
+    """Return the class for ``config`` and its own configuration. Raises ``NotFound``.
+
+    Of a model that also speaks, they are those of the part that answers with text.
+    """
     from transformers.models.auto.modeling_auto import MODEL_FOR_MULTIMODAL_LM_MAPPING
 
-    config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
-    try:
-        classes = MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)]
-    except KeyError:
-        raise errors.NotFound(f"transformers has no multimodal model for {config.model_type!r}") from None
-    return classes[0] if isinstance(classes, tuple) else classes, config
+    for part in (getattr(config, "thinker_config", None), config):
+        classes = None if part is None else MODEL_FOR_MULTIMODAL_LM_MAPPING.get(type(part), None)
+        if classes is not None:
+            return classes[0] if isinstance(classes, tuple) else classes, part
+    raise errors.NotFound(f"transformers has no multimodal model for {config.model_type!r}")
 
 
 class _UsedParameters(TorchFunctionMode):
@@ -157,7 +165,9 @@ def split_copy(module: Any, processor: ItemProcessor) -> Parts:
             portable.append(modality)
     if len(faults) == len(encoder.modalities):
         return _keep_whole(module, processor, str(faults))
-    containers = [decoder.backbone]
+    inside = f"{next(name for name, part in module.named_modules() if part is decoder.backbone)}."
+    shares = any(name.startswith(inside) for name in encoder_used)  # such as the table of tokens (Chameleon)
+    containers = [*decoder.backbone.children()] if shares else [decoder.backbone]
     return Parts(
         sorted(encoder.modalities - faults.keys()),
         [*unused_modules(module, prompts_used | layers_used, containers)],

@@ -17,12 +17,19 @@ from omnibus import errors
 from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, PrefillInputs, PromptLayout, TokenizedPrompt, no_component
 from omnibus_models.families import _language, _media_parts, _media_rows
-from omnibus_models.families._item_processor import ItemProcessor, count_tokens, expand_runs
+from omnibus_models.families._item_processor import Frame, ItemProcessor, count_tokens, expand_runs
 from omnibus_models.families._own_encoder import OwnEncoder
 from omnibus_models.families._own_prompt import OwnPrompts
 from omnibus_models.families._whole_model import MediaPreparer, WholeDecoder, WholePrompts
 from omnibus_models.families.causal_lm import OwnDecoder, find_backbone, find_head
 
+#: A chat whose processor writes the rest of the prompt itself: media before texts.
+_PLAIN_TEMPLATE = """
+{%- for message in messages -%}
+    {%- if not loop.first %}{{ "\n" }}{% endif -%}
+    {%- for part in message.content if part.type != "text" -%}{{ marks[part.type] }}{%- endfor -%}
+    {%- for part in message.content if part.type == "text" -%}{{ part.text }}{%- endfor -%}
+{%- endfor -%}"""
 #: Types whose tokens differ in vLLM 0.32 for prompts with images.
 _OTHER_TOKENS = frozenset({"cohere2_vision"})
 
@@ -39,6 +46,9 @@ class OwnThinker(_language.SequentialThinker, OwnDecoder):
         self.processor = processor
         super().__init__(module, checkpoint, modalities)
         self._prompts = self.prompts(self, processor)
+        if processor.frame != Frame("", ""):  # such checkpoints have no template
+            marks = {kind: text for kind, (text, _) in processor.placeholders.items()}
+            self._template = self._template or f"{{% set marks = {marks!r} %}}{_PLAIN_TEMPLATE}"
 
     def _find_backbone(self, module: Any) -> Any:
         return find_backbone(module)
@@ -54,6 +64,10 @@ class OwnThinker(_language.SequentialThinker, OwnDecoder):
             return super()._tokenize_text(text)
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
+
+    def _frame_placeholders(self, text: str) -> str:
+        frame = self.processor.frame
+        return text if frame.mark not in text else frame.write(text)
 
     def _expand_placeholder(self, token: int, item: Encoded) -> list[int]:
         return expand_runs(item.meta["expansion"]["input_ids"])
@@ -173,9 +187,9 @@ class MultimodalFamily:
 
 
 def _load_module(checkpoint: Path, drop: Sequence[str], device: str, dtype: str) -> Any:
-    cls, _ = _media_parts.find_class(checkpoint)
+    cls, config = _media_parts.find_class(checkpoint)
     kernels = {"attn_implementation": _media_parts.load_parts(checkpoint).attention}
-    return loading.load_model(cls, checkpoint, drop=drop, device=device, dtype=dtype, **kernels)
+    return loading.load_model(cls, checkpoint, drop=drop, device=device, dtype=dtype, config=config, **kernels)
 
 
 FAMILY = MultimodalFamily()

@@ -12,6 +12,7 @@ from PIL import Image
 
 from omnibus_models import tiny
 from omnibus_models.media import decode_audio
+from omnibus_models.families._media_parts import choose_class
 from omnibus_models.miniature import build_copy, shrink_parts
 from tests.auto_families.media_copies import make_copy
 from tests.e2e.questions import Question, make_audio, make_image, make_question
@@ -44,7 +45,8 @@ def listener_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 def write_listener(directory: Path, model_type: str) -> Path:
     """Write a copy of a model that takes audio."""
-    cls, config, processor = make_copy(model_type)
+    config, processor = make_copy(model_type)
+    cls, config = choose_class(config)
     small = shrink_parts(config)
     # The tokenizer of a served model is its own.
     small.audio_token_id, small.text_config.vocab_size = config.audio_token_id, config.text_config.vocab_size
