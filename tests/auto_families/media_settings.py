@@ -184,6 +184,17 @@ def _image_words(name: Callable[[str], str], **others: int) -> Callable[[Any, An
     return change
 
 
+def _underscore(config: Any, processor: Any) -> None:
+    """Make the tokenizer write a mark before all texts, as Fuyu's does."""
+
+    class UnderscoringTokenizer(type(processor.tokenizer)):  # type: ignore[misc]
+        def __call__(self, text: Any, **options: Any) -> Any:
+            return super().__call__(f"_{text}" if isinstance(text, str) else [f"_{each}" for each in text], **options)
+
+    processor.tokenizer.__class__ = UnderscoringTokenizer
+    config.image_token_id = processor.image_token_id
+
+
 def _chameleon_word(digits: str) -> str:
     return f"IMGIMG{''.join(chr(ord('A') + int(digit)) for digit in digits)}Z"
 
@@ -204,7 +215,12 @@ SETTINGS: Mapping[str, Settings] = {
         finish=_image_words(lambda digits: f"<|visual token {digits.zfill(6)}|>", **{"<|extra_200|>": 950}),
     ),
     "kosmos-2": Settings(processor_class="Kosmos2Processor", special=("<other>",), tokenizer={"unk_token": "<other>"}),
-    "kosmos-2.5": Settings(processor_class="Kosmos2_5Processor"),
+    "kosmos-2.5": Settings(
+        processor_class="Kosmos2_5Processor",
+        fields={"latent_query_num": 16, "vision_config.max_num_patches": 128},
+        parts={"image": {"max_patches": 64}},
+        arguments=_patches("num_image_tokens", 16),
+    ),
     "deepseek_ocr2": Settings(
         fields={
             "text_config.mlp_layer_types": ["dense", "sparse"],
@@ -217,7 +233,10 @@ SETTINGS: Mapping[str, Settings] = {
     "deepseek_vl_hybrid": Settings(
         fields={"vision_config.image_size": 384}, arguments=_patches("num_image_tokens", 576), keeps_sizes=True
     ),
-    "fuyu": Settings(special=("|SPEAKER|", "|NEWLINE|", "<0x00>", "<0x01>", "<0x02>", "<0x03>", "<0x04>")),
+    "fuyu": Settings(
+        finish=_underscore,
+        special=("|SPEAKER|", "|NEWLINE|", "<0x00>", "<0x01>", "<0x02>", "<0x03>", "<0x04>"),
+    ),
     "muse_glimmer": Settings(fields={"out_hidden_size": 6144, "vision_config.out_hidden_size": 6144}),
     "llama4": Settings(
         fields={"vision_config.hidden_size": 1408, "vision_config.vision_output_dim": 4096},

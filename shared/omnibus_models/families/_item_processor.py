@@ -78,15 +78,16 @@ class ItemProcessor:
         options = processor._merge_kwargs(
             processor.valid_processor_kwargs, tokenizer_init_kwargs=self.tokenizer.init_kwargs
         )
-        self._adds_marks = bool(options["text_kwargs"].get("add_special_tokens", True))
+        #: Whether the processor adds the tokenizer's own marks to a prompt.
+        self.adds_marks = bool(options["text_kwargs"].get("add_special_tokens", True))
         self.placeholders: dict[str, tuple[str, int]] = {}
         self._pairs: dict[str, tuple[str, Any, int]] = {}
         for modality, parts in _PARTS.items():
             text = next(self._list_marks(modality), None)
             if text and any(getattr(self.processor, part, None) is not None for part in parts):
                 ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-                if len(ids) == 1:
-                    self.placeholders[modality] = text, ids[0]
+                if ids[-1:] == [self.tokenizer.convert_tokens_to_ids(text)]:  # others may begin each text (Fuyu)
+                    self.placeholders[modality] = text, ids[-1]
 
     def _list_marks(self, modality: str) -> Iterator[str]:
         """Yield texts that can stand for an item of ``modality`` in a prompt, the best first."""
@@ -97,34 +98,33 @@ class ItemProcessor:
             if isinstance(text, str) and text and text != self.tokenizer.bos_token:  # Kosmos 2.5 repeats that one
                 yield text
 
-    @property
-    def adds_marks(self) -> bool:
-        """Whether the tokenizer's own marks are added to a prompt."""
-        return self._adds_marks and not self.frame.lead
-
     @cached_property
     def frame(self) -> Frame:
         """What the processor writes around all text of prompts with media."""
         for modality, (mark, token) in self.placeholders.items():
-            try:
-                return self._find_frame(modality, token) or self._find_lead(modality, mark)
-            except Exception:  # noqa: BLE001 whatever a library raises: the modality is refused later
-                continue
+            for find in (self._find_frame, self._find_lead):
+                try:
+                    return find(modality, mark, token)
+                except Exception:  # noqa: BLE001 whatever a library raises: the modality is refused later
+                    continue
         return Frame("", "")
 
-    def _find_frame(self, modality: str, token: int) -> Frame | None:
-        """Return the frame of a processor that puts items where their placeholders are."""
-        text = self.placeholders[modality][0].join([_SAMPLE, _SAMPLE])
-        plain = self.tokenizer(text, add_special_tokens=self._adds_marks)["input_ids"]
+    def _find_frame(self, modality: str, mark: str, token: int) -> Frame:
+        """Return the frame of a processor that puts items where their placeholders are.
+
+        Raises ``ValueError`` if it does not.
+        """
+        text = f"{_SAMPLE}{mark}{_SAMPLE}"
+        plain = self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"]
         place = plain.index(token)
         ids = self._run_processor(text, {modality: [next(sample_items(modality))]})["input_ids"][0].tolist()
         after = len(plain) - place - 1
         start, end = _find_run(plain[:place], ids), len(ids) - _find_run(plain[:place:-1], ids[::-1])
         if start < 0 or end > len(ids) or start + place > end - after or token in ids[:start]:
-            return None
+            raise ValueError("its processor moves items")
         return Frame(self.tokenizer.decode(ids[:start]), self.tokenizer.decode(ids[end:]))
 
-    def _find_lead(self, modality: str, mark: str) -> Frame:
+    def _find_lead(self, modality: str, mark: str, token: int) -> Frame:
         ids = self._run_processor(_SAMPLE, {modality: [next(sample_items(modality))]})["input_ids"][0].tolist()
         for gap in ("", " "):
             own = self.tokenizer(gap + _SAMPLE, add_special_tokens=False)["input_ids"]
@@ -315,10 +315,10 @@ class ItemProcessor:
         frames = {}
         for modality, (_, token) in self.placeholders.items():
             text = self.write_prompt(_SAMPLE if modality == self.frame.lead else MEDIUM, modality)
-            ids = self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"]
+            ids = self.tokenize(text)
             if ids.count(token) != 1:  # its chat template does not place this modality
                 text = self.frame.write(self.placeholders[modality][0])
-                ids = self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"]
+                ids = self.tokenize(text)
             frames[modality] = text, ids.index(token), len(ids) - ids.index(token) - 1
         return frames
 
@@ -329,7 +329,7 @@ class ItemProcessor:
         text = text.replace(mark, f"{mark}{mark}", 1)
         companion = next(sample_items(modality))
         ids = self.call_processor(text, {modality: [companion, companion]})["input_ids"][0]
-        count = self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"].count(token)
+        count = self.tokenize(text).count(token)
         return text, companion, (len(ids) - before - after) // count
 
     @cached_property
@@ -354,7 +354,7 @@ class ItemProcessor:
         starts: list[int] = []
         remaining = iter(media)
         marks = {token for _, token in self.placeholders.values()}
-        for token in self.tokenizer(text, add_special_tokens=self.adds_marks)["input_ids"]:
+        for token in self.tokenize(text):
             item = next(remaining, None) if token in marks else None
             if item is not None:
                 starts.append(len(tokens))
@@ -362,6 +362,12 @@ class ItemProcessor:
             else:
                 tokens.append(token)
         return tokens, starts
+
+    def tokenize(self, text: str) -> list[int]:
+        """Return the tokens of a prompt, whose placeholders are not expanded."""
+        mark = self.frame.mark if self.frame.mark and text.startswith(self.frame.mark) else ""
+        ids: list[int] = self.tokenizer(text.removeprefix(mark), add_special_tokens=self.adds_marks and not mark)["input_ids"]
+        return [self.placeholders[self.frame.lead][1], *ids] if mark else ids
 
     def find_row_token(self, modality: str, item: Encoded) -> int | None:
         """Return the token of each row of an ``item`` of ``modality``.

@@ -15,6 +15,7 @@ from omnibus_models import media
 from omnibus_models.contract import Encoded, LoadedComponent, Prepared
 from omnibus_models.families import _media_rows
 from omnibus_models.families._item_processor import ItemProcessor
+from omnibus_models.families._media_rows import EncoderOutput
 
 MODALITIES = ("image", "video", "audio")
 
@@ -101,6 +102,34 @@ class _Called(Exception):
     """An encoder was called. Ends the forward pass."""
 
 
+class _Projected:
+    """The output of ``projector`` in the ``forward`` of ``module``, for a class without ``get_*_features``."""
+
+    def __init__(self, module: Any, projector: nn.Module) -> None:
+        self._module, self._projector = module, projector
+        self.__signature__ = inspect.signature(module.forward)
+
+    def __call__(self, return_dict: bool, **features: Tensor) -> EncoderOutput:
+        rows: list[Any] = []
+
+        def stop(_module: Any, _inputs: Any, output: Any) -> None:
+            rows.append(output[0] if isinstance(output, tuple) else output)
+            raise _Called
+
+        handle = self._projector.register_forward_hook(stop)
+        try:
+            self._module(**features)
+        except _Called:
+            return EncoderOutput(pooler_output=rows[0])
+        finally:
+            handle.remove()
+        raise errors.Fatal(f"{type(self._module).__name__} does not call its projector")
+
+
+def _find_projector(module: Any) -> nn.Module | None:
+    return next((child for name, child in module.named_children() if "project" in name), None)
+
+
 def find_inverted(module: Any, modality: str, inputs: Mapping[str, Tensor]) -> list[str]:
     """Return the masks that ``module`` inverts for its encoder (Gemma 3n).
 
@@ -142,6 +171,8 @@ def find_encoders(module: Any) -> dict[str, Any]:
             encoders[modality] = max(named)[2]
         elif (method := _find_sibling(module, f"get_{modality}_features")) is not None:
             encoders[modality] = method
+        elif modality in module.input_modalities and (projector := _find_projector(module)) is not None:
+            encoders[modality] = _Projected(module, projector)
     if reads_frames(module) and "image" in encoders:
         encoders["video"] = encoders["image"]
     return encoders

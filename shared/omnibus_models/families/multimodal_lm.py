@@ -60,10 +60,10 @@ class OwnThinker(_language.SequentialThinker, OwnDecoder):
         return self.processor.placeholders[modality][1]
 
     def _tokenize_text(self, text: str) -> list[int]:
-        if self.processor.adds_marks:
+        begins = self.processor.frame.lead and text.startswith(self.processor.frame.mark)
+        if self.processor.adds_marks and not begins:
             return super()._tokenize_text(text)
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return self.processor.tokenize(text)
 
     def _frame_placeholders(self, text: str) -> str:
         frame = self.processor.frame
