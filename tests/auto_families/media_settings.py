@@ -298,7 +298,13 @@ SETTINGS: Mapping[str, Settings] = {
     "glm_ocr": _glm("glm46v", **{"text_config.head_dim": 128}),
     "glmga": _glm("glm46v"),
     "got_ocr2": Settings(keeps_sizes=True, parts={"image": {"size": {"height": 1024, "width": 1024}}}),
-    "pp_chart2table": Settings(keeps_sizes=True, parts={"image": {"size": {"height": 1024, "width": 1024}}}),
+    "pp_chart2table": Settings(
+        keeps_sizes=True,
+        parts={"image": {"size": {"height": 1024, "width": 1024}}},
+        special=("<img>", "</img>", "<imgpad>"),
+        finish=_use_token("<imgpad>"),
+        places={"image": f"<img>{'<imgpad>' * 256}</img>"},
+    ),
     "granite4_vision": Settings(config=_granite),
     "hunyuan_vl": Settings(
         fields={

@@ -30,6 +30,8 @@ _PARTS = {
     "video": ("video_processor",),
     "audio": ("feature_extractor", "audio_processor"),
 }
+#: Fewer equal tokens are not the rows of an item.
+_FEWEST_COPIES = 16
 #: Stands for a medium in the text of a trial.
 MEDIUM = "[MEDIUM]"
 #: Places of the frames that the processors of single types take.
@@ -82,9 +84,13 @@ class ItemProcessor:
         self.adds_marks = bool(options["text_kwargs"].get("add_special_tokens", True))
         self.placeholders: dict[str, tuple[str, int]] = {}
         self._pairs: dict[str, tuple[str, Any, int]] = {}
+        #: Copies of a placeholder that the chat template writes for an item, for a processor that does not.
+        self._copies = 1
         for modality, parts in _PARTS.items():
-            text = next(self._list_marks(modality), None)
-            if text and any(getattr(self.processor, part, None) is not None for part in parts):
+            if all(getattr(self.processor, part, None) is None for part in parts):
+                continue
+            text = next(self._list_marks(modality), None) or self._find_repeated(modality)
+            if text:
                 ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
                 if ids[-1:] == [self.tokenizer.convert_tokens_to_ids(text)]:  # others may begin each text (Fuyu)
                     self.placeholders[modality] = text, ids[-1]
@@ -97,6 +103,22 @@ class ItemProcessor:
             text = getattr(text, "content", text)
             if isinstance(text, str) and text and text != self.tokenizer.bos_token:  # Kosmos 2.5 repeats that one
                 yield text
+
+    def _find_repeated(self, modality: str) -> str:
+        """Return the text of the token that the chat template repeats for an item of ``modality``, or ""."""
+        ids = self.tokenizer(self._render_prompt(MEDIUM, modality, ""))["input_ids"]
+        count, token = max(((len([*run]), token) for token, run in groupby(ids)), default=(0, 0))
+        if count < _FEWEST_COPIES:
+            return ""
+        self._copies = count
+        text: str = self.tokenizer.decode(token)
+        return text
+
+    def write_once(self, prompt: str) -> str:
+        """Return a rendered ``prompt`` with each placeholder once."""
+        for mark, _ in self.placeholders.values() if self._copies > 1 else ():
+            prompt = prompt.replace(mark * self._copies, mark)
+        return prompt
 
     @cached_property
     def frame(self) -> Frame:
@@ -245,6 +267,8 @@ class ItemProcessor:
 
     def _run_processor(self, text: str, items: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
         options: dict[str, Any] = {}
+        for mark, _ in self.placeholders.values():
+            text = text.replace(mark, mark * self._copies)
         for modality, values in items.items():
             if modality == "video":
                 options |= {
@@ -278,11 +302,12 @@ class ItemProcessor:
 
         If there is a chat template, it is a message in it.
         """
-        return self.frame.write(self._render_prompt(text, modality))
+        prompt = self._render_prompt(text, modality, self.placeholders[modality][0])
+        return self.frame.write(self.write_once(prompt))
 
-    def _render_prompt(self, text: str, modality: str) -> str:
+    def _render_prompt(self, text: str, modality: str, mark: str) -> str:
         if not getattr(self.processor, "chat_template", None):
-            return text.replace(MEDIUM, self.placeholders[modality][0])
+            return text.replace(MEDIUM, mark)
         texts = text.split(MEDIUM)
         parts = [{"type": "text", "text": texts[0]}]
         for after in texts[1:]:
@@ -293,7 +318,7 @@ class ItemProcessor:
                 [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
             )
         except Exception:  # noqa: BLE001 a template of a stranger raises anything
-            return text.replace(MEDIUM, self.placeholders[modality][0])
+            return text.replace(MEDIUM, mark)
         return rendered
 
     def token_kinds(self, ids: Any) -> Tensor | None:

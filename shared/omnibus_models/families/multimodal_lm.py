@@ -66,7 +66,7 @@ class OwnThinker(_language.SequentialThinker, OwnDecoder):
         return self.processor.tokenize(text)
 
     def _frame_placeholders(self, text: str) -> str:
-        frame = self.processor.frame
+        frame, text = self.processor.frame, self.processor.write_once(text)
         return text if frame.mark not in text else frame.write(text)
 
     def _expand_placeholder(self, token: int, item: Encoded) -> list[int]:
