@@ -121,6 +121,12 @@ def _omni(config: Any, processor: Any) -> None:
     config.audio_start_token_id, config.audio_end_token_id = ids("<|audio_bos|>"), ids("<|audio_eos|>")
 
 
+def _diffusion() -> Any:
+    from transformers import DiffusionGemmaConfig
+
+    return DiffusionGemmaConfig(vision_config={})
+
+
 def _gemma4(name: str) -> Callable[[], Any]:
     def make() -> Any:
         import transformers
@@ -284,6 +290,7 @@ SETTINGS: Mapping[str, Settings] = {
         arguments=lambda config: {"patch_size": 14, "pooling_ratio": 2},
     ),
     "diffusion_gemma": Settings(
+        config=_diffusion,
         processor="gemma4",
         tokens=_GEMMA4_TOKENS,
         fields={"text_config.num_experts": 4, "text_config.top_k_experts": 2, "text_config.moe_intermediate_size": 64},

@@ -8,6 +8,7 @@ import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -97,7 +98,12 @@ class ItemProcessor:
 
     def _list_marks(self, modality: str) -> Iterator[str]:
         """Yield texts that can stand for an item of ``modality`` in a prompt, the best first."""
-        names = (f"{modality}_placeholder_token", f"{modality}_token", f"{modality}_start_token", f"bo{modality[0]}_token")
+        names = (
+            f"{modality}_placeholder_token",
+            f"{modality}_token",
+            f"{modality}_start_token",
+            f"bo{modality[0]}_token",
+        )
         for name in names:
             text = getattr(self.processor, name, None)
             text = getattr(text, "content", text)
@@ -125,10 +131,8 @@ class ItemProcessor:
         """What the processor writes around all text of prompts with media."""
         for modality, (mark, token) in self.placeholders.items():
             for find in (self._find_frame, self._find_lead):
-                try:
+                with suppress(Exception):  # whatever a library raises: the modality is refused later
                     return find(modality, mark, token)
-                except Exception:  # noqa: BLE001 whatever a library raises: the modality is refused later
-                    continue
         return Frame("", "")
 
     def _find_frame(self, modality: str, mark: str, token: int) -> Frame:
@@ -391,7 +395,9 @@ class ItemProcessor:
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of a prompt, whose placeholders are not expanded."""
         mark = self.frame.mark if self.frame.mark and text.startswith(self.frame.mark) else ""
-        ids: list[int] = self.tokenizer(text.removeprefix(mark), add_special_tokens=self.adds_marks and not mark)["input_ids"]
+        ids: list[int] = self.tokenizer(text.removeprefix(mark), add_special_tokens=self.adds_marks and not mark)[
+            "input_ids"
+        ]
         return [self.placeholders[self.frame.lead][1], *ids] if mark else ids
 
     def find_row_token(self, modality: str, item: Encoded) -> int | None:

@@ -119,13 +119,23 @@ def unused_modules(module: nn.Module, used: set[str], inside: Sequence[nn.Module
             yield from unused_modules(child, used, inside, f"{path}{name}.")
 
 
+def copy_model(cls: Any, config: Any) -> Any:
+    """Return a small copy of the model ``cls`` with ``config``.
+
+    Raises ``Fatal`` for an encoder and a decoder of text, and what libraries raise.
+    """
+    if config.is_encoder_decoder:
+        raise errors.Fatal(f"{cls.__name__} is not for chats: it has an encoder and a decoder of text")
+    return build_copy(cls, shrink_parts(config))
+
+
 @lru_cache(maxsize=4)
 def load_parts(checkpoint: Path) -> Parts:
     """Return the parts of the model in ``checkpoint``. Raises ``Fatal`` if no copy of it comes apart."""
     cls, config = find_class(checkpoint)
     try:
         processor = ItemProcessor.load(checkpoint).with_tokens(SmallTokens(config))
-        return split_copy(build_copy(cls, shrink_parts(config)), processor)
+        return split_copy(copy_model(cls, config), processor)
     except errors.OmnibusError:
         raise
     except Exception as error:
@@ -203,9 +213,11 @@ def _keep_whole(module: Any, processor: ItemProcessor, reason: str) -> Parts:
 
     Raises ``Fatal`` if it is not for chats, or does not run.
     """
-    if module.config.is_encoder_decoder or not processor.placeholders:
-        cause = "it has an encoder and a decoder" if processor.placeholders else "its processor has no placeholder"
-        raise errors.Fatal(f"{type(module).__name__} does not come apart ({reason}), and is not for chats: {cause}")
+    if not processor.placeholders:
+        raise errors.Fatal(
+            f"{type(module).__name__} does not come apart ({reason}), and is not for chats: "
+            "its processor has no placeholder"
+        )
     faults = {each: _find_whole_fault(module, processor, each) for each in sorted(processor.placeholders)}
     if all(faults.values()):
         raise errors.Fatal(f"{type(module).__name__} does not come apart ({reason}), nor does it run whole: {faults}")

@@ -240,8 +240,8 @@ def _read_tensor(value: Any) -> Tensor:
 
 def _first_position(decoder: Any) -> int:
     """Return the first position that ``decoder`` counts itself, in tables with rows for padding (Kosmos 2)."""
-    table = getattr(decoder, "embed_positions", None)
-    return table.padding_idx + 1 if hasattr(table, "make_weights") else 0
+    table: Any = getattr(decoder, "embed_positions", None)
+    return int(table.padding_idx) + 1 if hasattr(table, "make_weights") else 0
 
 
 def _prompt_positions(positions: Tensor | None, length: int, first: int) -> Tensor:

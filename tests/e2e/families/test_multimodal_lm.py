@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from omnibus_models import tiny
-from omnibus_models.media import decode_audio
 from omnibus_models.families._media_parts import choose_class
+from omnibus_models.media import decode_audio
 from omnibus_models.miniature import build_copy, shrink_parts
 from tests.auto_families.media_copies import make_copy
 from tests.e2e.questions import Question, make_audio, make_image, make_question

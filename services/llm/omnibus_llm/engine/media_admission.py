@@ -23,14 +23,14 @@ from omnibus.errors import Fatal
 from omnibus_llm.engine.admission import ANSWER, MODES, Mode, TrialVerdict, describe_class, find_mode
 from omnibus_models.contract import Encoded, PrefillInputs, Prepared
 from omnibus_models.families._item_processor import MEDIUM, ItemProcessor, sample_items
-from omnibus_models.families._media_parts import Parts, find_class, split_copy
+from omnibus_models.families._media_parts import Parts, copy_model, find_class, split_copy
 from omnibus_models.families._own_encoder import OwnEncoder
 from omnibus_models.families._own_prompt import OwnPrompts
 from omnibus_models.families._whole_model import MediaPreparer, WholeDecoder, WholePrompts
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead, find_backbone
 from omnibus_models.families.multimodal_lm import OwnThinker
 from omnibus_models.loading import remove_part
-from omnibus_models.miniature import SmallTokens, build_copy, shrink_parts
+from omnibus_models.miniature import SmallTokens
 from omnibus_models.verdicts import find_stored, record_comparison, verdict_path
 
 R = TypeVar("R")
@@ -160,9 +160,9 @@ def try_parts(cls: Any, config: Any, processor: ItemProcessor) -> dict[str, Tria
     """Return the verdict on a copy of ``cls`` with ``config`` for each modality of its encoders."""
     try:
         processor = processor.with_tokens(SmallTokens(config))
-        module = build_copy(cls, shrink_parts(config))
+        module = copy_model(cls, config)
     except Exception as error:  # noqa: BLE001 whatever a library raises
-        return {"": _refused(error)}
+        return {"any" if isinstance(error, Fatal) else "": _refused(error)}
     try:
         parts = split_copy(module, processor)
     except Exception as error:  # noqa: BLE001 whatever a library raises
