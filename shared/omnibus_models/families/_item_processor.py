@@ -50,7 +50,7 @@ _SAMPLE = "the cat"
 
 
 class Frame(NamedTuple):
-    """What a processor writes around all text of a prompt: ``start`` and ``end``.
+    """Text around all text of a prompt: ``start`` and ``end``, as a processor writes them.
 
     With a ``lead``, one item of this modality is before the text, whatever the text says, and its placeholder
     ``mark`` is a part of ``start``.
@@ -128,7 +128,7 @@ class ItemProcessor:
 
     @cached_property
     def frame(self) -> Frame:
-        """What the processor writes around all text of prompts with media."""
+        """Text that the processor writes around the text of prompts with media."""
         for modality, (mark, token) in self.placeholders.items():
             for find in (self._find_frame, self._find_lead):
                 with suppress(Exception):  # whatever a library raises: the modality is refused later
