@@ -82,7 +82,7 @@ class _UsedParameters(TorchFunctionMode):
         self.ids: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") not in ("__get__", "__set__", "is_floating_point"):  # a type, not a value
+        if getattr(func, "__name__", "") not in ("__get__", "__set__"):
             self._record([*args, *(kwargs or {}).values()])
         return func(*args, **(kwargs or {}))
 
