@@ -252,7 +252,7 @@ def _shrink_own(name: str, value: Any) -> Any:
 
 
 def _code_token(word: str, token: int) -> int:
-    """Return the token of a copy for an image's code, one of a few because models never choose them."""
+    """Return the token of a copy for an image's code."""
     return token % VOCABULARY if word == "<image>" else VOCABULARY - _CODE_COUNT + token % _CODE_COUNT
 
 

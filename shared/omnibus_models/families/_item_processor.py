@@ -52,7 +52,7 @@ _SAMPLE = "the cat"
 class Frame(NamedTuple):
     """Text around all text of a prompt: ``start`` and ``end``, as a processor writes them.
 
-    With a ``lead``, one item of this modality is before the text, whatever the text says, and its placeholder
+    With a ``lead``, one item of this modality is before all text, and its placeholder
     ``mark`` is a part of ``start``.
     """
 
@@ -97,7 +97,7 @@ class ItemProcessor:
                     self.placeholders[modality] = text, ids[-1]
 
     def _list_marks(self, modality: str) -> Iterator[str]:
-        """Yield texts that can stand for an item of ``modality`` in a prompt, the best first."""
+        """Yield texts that can stand for an item, the best first."""
         names = (
             f"{modality}_placeholder_token",
             f"{modality}_token",
@@ -111,7 +111,7 @@ class ItemProcessor:
                 yield text
 
     def _find_repeated(self, modality: str) -> str:
-        """Return the text of the token that the chat template repeats for an item of ``modality``, or ""."""
+        """Return the text that the chat template repeats for an item."""
         ids = self.tokenizer(self._render_prompt(MEDIUM, modality, ""))["input_ids"]
         count, token = max(((len([*run]), token) for token, run in groupby(ids)), default=(0, 0))
         if count < _FEWEST_COPIES:
@@ -136,7 +136,7 @@ class ItemProcessor:
         return Frame("", "")
 
     def _find_frame(self, modality: str, mark: str, token: int) -> Frame:
-        """Return the frame of a processor that puts items where their placeholders are.
+        """Return the frame of a processor that keeps placeholders in place.
 
         Raises ``ValueError`` if it does not.
         """

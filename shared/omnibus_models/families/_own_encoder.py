@@ -103,7 +103,7 @@ class _Called(Exception):
 
 
 class _Projected:
-    """The output of ``projector`` in the ``forward`` of ``module``, for a class without ``get_*_features``."""
+    """The output of a projector, for a class without ``get_*_features``."""
 
     def __init__(self, module: Any, projector: nn.Module) -> None:
         self._module, self._projector = module, projector
@@ -179,7 +179,7 @@ def find_encoders(module: Any) -> dict[str, Any]:
 
 
 def _find_sibling(module: Any, name: str) -> Any:
-    """Return the method ``name`` of the class without a head (Kosmos 2), for a ``module`` with the same parts."""
+    """Return the method ``name`` of the class without a head (Kosmos 2)."""
     base = next(each for each in type(module).__mro__ if each.__module__.startswith("transformers."))
     sibling = getattr(sys.modules[base.__module__], f"{base.__name__.partition('For')[0]}Model", None)
     method = getattr(sibling, name, None)

@@ -239,7 +239,7 @@ def _read_tensor(value: Any) -> Tensor:
 
 
 def _first_position(decoder: Any) -> int:
-    """Return the first position that ``decoder`` counts itself, in tables with rows for padding (Kosmos 2)."""
+    """Return the first position that ``decoder`` counts itself (Kosmos 2)."""
     table: Any = getattr(decoder, "embed_positions", None)
     return int(table.padding_idx) + 1 if hasattr(table, "make_weights") else 0
 

@@ -124,7 +124,7 @@ def find_backbone(module: Any) -> Any:
 
 
 def find_language_model(module: Any) -> Any:
-    """Return the innermost model of ``module`` that has a head of its own."""
+    """Return the innermost model of ``module`` with a head."""
     found = _find_decoder(module)
     has_head = found is not module and getattr(found, "lm_head", None) is not None
     return find_language_model(found) if has_head else module
