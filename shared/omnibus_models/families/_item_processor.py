@@ -49,7 +49,7 @@ _CLOCK_RATE = 1000
 _SAMPLE = "the cat"
 
 
-class Frame(NamedTuple):
+class PromptFrame(NamedTuple):
     """Text around all text of a prompt: ``start`` and ``end``, as a processor writes them.
 
     With a ``lead``, one item of this modality is before all text, and its placeholder
@@ -127,15 +127,15 @@ class ItemProcessor:
         return prompt
 
     @cached_property
-    def frame(self) -> Frame:
+    def frame(self) -> PromptFrame:
         """Text that the processor writes around the text of prompts with media."""
         for modality, (mark, token) in self.placeholders.items():
             for find in (self._find_frame, self._find_lead):
                 with suppress(Exception):  # whatever a library raises: the modality is refused later
                     return find(modality, mark, token)
-        return Frame("", "")
+        return PromptFrame("", "")
 
-    def _find_frame(self, modality: str, mark: str, token: int) -> Frame:
+    def _find_frame(self, modality: str, mark: str, token: int) -> PromptFrame:
         """Return the frame of a processor that keeps placeholders in place.
 
         Raises ``ValueError`` if it does not.
@@ -148,14 +148,14 @@ class ItemProcessor:
         start, end = _find_run(plain[:place], ids), len(ids) - _find_run(plain[:place:-1], ids[::-1])
         if start < 0 or end > len(ids) or start + place > end - after or token in ids[:start]:
             raise ValueError("its processor moves items")
-        return Frame(self.tokenizer.decode(ids[:start]), self.tokenizer.decode(ids[end:]))
+        return PromptFrame(self.tokenizer.decode(ids[:start]), self.tokenizer.decode(ids[end:]))
 
-    def _find_lead(self, modality: str, mark: str, token: int) -> Frame:
+    def _find_lead(self, modality: str, mark: str, token: int) -> PromptFrame:
         ids = self._run_processor(_SAMPLE, {modality: [next(sample_items(modality))]})["input_ids"][0].tolist()
         for gap in ("", " "):
             own = self.tokenizer(gap + _SAMPLE, add_special_tokens=False)["input_ids"]
             if (start := _find_run(own, ids)) > 0:
-                return Frame(f"{mark}{gap}", self.tokenizer.decode(ids[start + len(own) :]), modality, mark)
+                return PromptFrame(f"{mark}{gap}", self.tokenizer.decode(ids[start + len(own) :]), modality, mark)
         raise ValueError("its processor changes the text of prompts")
 
     def with_tokens(self, model_tokens: Callable[[Tensor], Tensor]) -> "ItemProcessor":

@@ -17,7 +17,7 @@ from omnibus import errors
 from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, PrefillInputs, PromptLayout, TokenizedPrompt, no_component
 from omnibus_models.families import _language, _media_parts, _media_rows
-from omnibus_models.families._item_processor import Frame, ItemProcessor, count_tokens, expand_runs
+from omnibus_models.families._item_processor import ItemProcessor, PromptFrame, count_tokens, expand_runs
 from omnibus_models.families._own_encoder import OwnEncoder
 from omnibus_models.families._own_prompt import OwnPrompts
 from omnibus_models.families._whole_model import MediaPreparer, WholeDecoder, WholePrompts
@@ -46,7 +46,7 @@ class OwnThinker(_language.SequentialThinker, OwnDecoder):
         self.processor = processor
         super().__init__(module, checkpoint, modalities)
         self._prompts = self.prompts(self, processor)
-        if processor.frame != Frame("", ""):  # such checkpoints have no template
+        if processor.frame != PromptFrame("", ""):  # such checkpoints have no template
             marks = {kind: text for kind, (text, _) in processor.placeholders.items()}
             self._template = self._template or f"{{% set marks = {marks!r} %}}{_PLAIN_TEMPLATE}"
 
