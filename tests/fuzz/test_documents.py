@@ -5,6 +5,7 @@ A rejection is one typed error.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from omnibus import api_key, app_record, graph, plan, profile
 from omnibus.app import array_codec, framing, protocol
+from omnibus.app.routes import ROUTES
 from omnibus.bus import media_messages, messages
 from omnibus.errors import BadRequest, ProblemDetails, ProtocolError
 from omnibus.families import catalog
@@ -192,7 +194,8 @@ def read_link(data: bytes) -> None:
         decode_typed(framing.to_worker, body)
         message = decode_typed(framing.from_worker, body)
         if isinstance(message, protocol.ServeAnswer):
-            decode_typed(output_buffer.output_names, message.body)
+            for kind in ROUTES:
+                decode_typed(partial(output_buffer.output_names, kind), message.body)
             decode_typed(output_buffer.check_json_line, message.body)
         if isinstance(message, protocol.Give):
             decode_typed(lambda _, items=message.items: array_codec.unpack_items(items), body)
