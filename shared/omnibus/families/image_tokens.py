@@ -91,7 +91,6 @@ _QWEN = _squares(28, 16_384)
 _MLLAMA_GRIDS = ((1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (3, 1), (4, 1))
 #: By family. LLaVA-NeXT: canvases of 336; LLaVA-OneVision: of 384, up to nine of its tiles; Llama 3.2: 560, up to four.
 RULES: dict[str, TokenRule] = {
-    "dual_encoder": _fixed(197),
     "gemma3": _fixed(256),
     "internvl": _aspect_tiles(448, 256, 12),
     "janus": _fixed(576),

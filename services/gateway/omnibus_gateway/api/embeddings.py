@@ -19,7 +19,7 @@ from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
-from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits, estimate_tokens
+from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits
 from omnibus_gateway.openai import embeddings
 from omnibus_gateway.openai.embeddings import EmbeddingRequest
 from omnibus_gateway.pricing.headers import refuse_price_options
@@ -32,6 +32,8 @@ from omnibus_gateway.tasks.resolve import TaskCache, create_embedding_task, rena
 from omnibus_gateway.tasks.text_inputs import await_result, place_texts
 
 APP = "embeddings"
+#: Estimated tokens of an image, which towers resize to about 224 x 224 pixels.
+_IMAGE_TOKENS = 197
 
 #: The names that clients use for the inputs of the task.
 _CLIENT_PARAM_NAMES = dict.fromkeys(("text", "messages", "media"), "input")
@@ -126,7 +128,6 @@ class EmbeddingRoute(PostRoute):
     ) -> _EmbeddedItems:
         texts, images = embedding_request.texts, embedding_request.images
         loaded_images = await self._chat.load_media([*images.values()])
-        family = self._runs.router.get_model(run.model).family
         text, nbytes = None, 0
         if texts:
             text, nbytes = await place_texts(self._runs, run, texts, "input", self._limits.item_bytes)
@@ -134,7 +135,7 @@ class EmbeddingRoute(PostRoute):
             text=text,
             images=tuple([await self._place_image(run, image) for image in loaded_images]),
             work=max(1, nbytes // 4),
-            image_work=tuple(estimate_tokens(image.info, family) for image in loaded_images),
+            image_work=(_IMAGE_TOKENS,) * len(loaded_images),
         )
         with use(run):
             output: ImageTextVectors = await run_task(task.invoke, request)

@@ -109,7 +109,7 @@ class SimulatedRunner(ABC):
 
 
 class SimulatedEncoder(SimulatedRunner):
-    """Reads ``media``, makes ``embedding`` [tokens, width] and the number of ``tokens``."""
+    """Reads ``media``, makes ``embedding`` [tokens, width]."""
 
     async def run(self, job: Job) -> None:
         media = await job.value("media")
@@ -125,8 +125,6 @@ class SimulatedEncoder(SimulatedRunner):
         await self.serve_pass(tokens, draw)
         meta = {"modality": modality, "n_tokens": tokens}
         await job.put("embedding", meta, blank_array((tokens, self.part.width), self.part.dtype))
-        if job.has_consumer("tokens"):
-            await job.put("tokens", {"value": tokens})
 
 
 class SimulatedVocoder(SimulatedRunner):
