@@ -1,7 +1,8 @@
-"""``python -m omnibus_llm.repeated_trial DIR``: repeats the trial of a checkpoint's class, whatever is stored.
+"""``python -m omnibus_llm.repeated_trial DIR [--weights]``: repeats the trial of a checkpoint's class.
 
 It prints an ``omnibus.checkpoints.report.TrialReport``, see ``omnibus.process.run_module``. The trial is the one before
 an executor first serves the class, with a small random copy: no weights are loaded, except those of speech models.
+With ``--weights``, the checkpoint's own model is compared instead, see ``weights_trial``.
 """
 
 import sys
@@ -60,6 +61,29 @@ def _admit_component(family: Any, component: str, checkpoint: Path) -> str:
     return f"served: {admission.describe_mode(mode)}"
 
 
+def compare_weights(checkpoint: Path) -> TrialReport:
+    """Compare the weights of ``checkpoint`` as they are served with the library's whole model, in float32.
+
+    Raises as ``families.family_of``.
+    """
+    from omnibus_llm import weights_trial
+    from omnibus_models.families import MULTIMODAL, family_of
+
+    family = family_of(checkpoint)
+    kind = "multimodal_lm" if family.name in MULTIMODAL else family.name
+    compare = {"causal_lm": weights_trial.compare_text, "multimodal_lm": weights_trial.compare_media}.get(kind)
+    if compare is None or checkpoint.is_file():
+        return TrialReport(family.name, True, "not compared: only directories of automatic language models are")
+    comparisons = compare(family, checkpoint)
+    is_equal = bool(comparisons) and not any(each.fault for each in comparisons)
+    outcome = (
+        "the weights give the logits of the library"
+        if is_equal
+        else "the weights do not give the logits of the library"
+    )
+    return TrialReport(family.name, is_equal, outcome, comparisons)
+
+
 def _admit_pipeline(checkpoint: Path) -> str:
     """Return what the pipeline generates from. Raises ``Fatal`` if its components do not give its pixels."""
     from omnibus_models.modular import trial
@@ -71,4 +95,5 @@ def _admit_pipeline(checkpoint: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_module.report_answer(lambda: msgspec.to_builtins(repeat_trial(Path(sys.argv[1])))))
+    make_report = compare_weights if "--weights" in sys.argv else repeat_trial
+    sys.exit(run_module.report_answer(lambda: msgspec.to_builtins(make_report(Path(sys.argv[1])))))

@@ -27,7 +27,7 @@ from omnibus.store import Store
 from omnibus.up import tiny_models
 
 #: Seconds that the examination of a checkpoint may take, and a download.
-EXAMINE_TIMEOUT_SECONDS, DOWNLOAD_TIMEOUT_SECONDS = 300.0, 24 * 3600.0
+EXAMINE_TIMEOUT_SECONDS, VERIFY_TIMEOUT_SECONDS, DOWNLOAD_TIMEOUT_SECONDS = 300.0, 3600.0, 24 * 3600.0
 #: Environment of processes that read a checkpoint.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
@@ -86,7 +86,11 @@ async def _show_model(options: argparse.Namespace) -> int:
 async def _check_checkpoint(options: argparse.Namespace) -> int:
     report = await examine_checkpoint(options.checkpoint, options.dtype, options.adapter)
     declaration = models_format.shortest_declaration(report, options.checkpoint, options.adapter)
-    trial = await _repeat_trial(report.path) if options.deep and report.complete else None
+    trials: dict[str, TrialReport] = {}
+    if options.deep and report.complete:
+        trials["trial"] = await _run_trial(report.path, within=EXAMINE_TIMEOUT_SECONDS)
+    if options.verify and report.complete:
+        trials["weights"] = await _run_trial(report.path, "--weights", within=VERIFY_TIMEOUT_SECONDS)
     if options.json:
         faults = {name: part.faults for name, part in report.parts.items()}
         result = {
@@ -95,22 +99,18 @@ async def _check_checkpoint(options: argparse.Namespace) -> int:
             "declaration": declaration if report.complete else None,
         }
         result["identities"] = _encoder_identities(report)
-        if trial is not None:
-            result["trial"] = msgspec.to_builtins(trial)
-        print_json({**msgspec.to_builtins(report), **result})
+        print_json({**msgspec.to_builtins(report), **result, **msgspec.to_builtins(trials)})
     else:
         print("\n".join(models_format.check_lines(report, declaration, _encoder_identities(report))))
-        if trial is not None:
-            print("\n".join(["", *models_format.trial_lines(trial)]))
-    return 0 if report.complete and (trial is None or trial.admitted) else 1
+        for name, trial in trials.items():
+            print("\n".join(["", *models_format.trial_lines(name, trial)]))
+    return 0 if report.complete and all(trial.admitted for trial in trials.values()) else 1
 
 
-async def _repeat_trial(directory: str) -> TrialReport:
-    """Return the trial of the class of the checkpoint in ``directory``, repeated in a process of its own."""
+async def _run_trial(*arguments: str, within: float) -> TrialReport:
+    """Return the report of ``omnibus_llm.repeated_trial``, which runs in a process of its own."""
     environment = {**_OFFLINE, "PYTHONPATH": python_path()}
-    report = await run_module.call_module(
-        "omnibus_llm.repeated_trial", directory, within=EXAMINE_TIMEOUT_SECONDS, env=environment
-    )
+    report = await run_module.call_module("omnibus_llm.repeated_trial", *arguments, within=within, env=environment)
     return msgspec.convert(report, TrialReport)
 
 

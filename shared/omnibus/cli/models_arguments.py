@@ -22,6 +22,11 @@ def add_models_command(commands: Any) -> None:
     )
     check.add_argument("--adapter", action="append", default=[], metavar="DIR", help="a LoRA adapter of it (repeat)")
     check.add_argument("--deep", action="store_true", help="repeat the trial of its class, and print the differences")
+    check.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare the logits of its weights as served and in the library, in float32 on the CPU",
+    )
     get.add_argument("id", metavar="ID", help="for example Qwen/Qwen2.5-VL-7B-Instruct, or ID@REVISION")
     tiny.add_argument("family", metavar="FAMILY", help="a family, or the name of its tiny model")
     tiny.add_argument("directory", nargs="?", metavar="DIR", help="default: where `omnibus up` looks for it")

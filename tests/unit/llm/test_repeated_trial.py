@@ -9,9 +9,10 @@ import pytest
 
 from omnibus.cli import main
 from omnibus.cli.format.models import trial_lines
+from omnibus_llm import weights_trial
 from omnibus_llm.engine import admission
 from omnibus_llm.engine.admission import Mode, TrialVerdict
-from omnibus_llm.repeated_trial import repeat_trial
+from omnibus_llm.repeated_trial import compare_weights, repeat_trial
 from omnibus_models import tiny
 from omnibus_models.families import load_family
 from tests.gguf_files import write_gguf, write_llama
@@ -70,7 +71,7 @@ def test_a_class_that_differs_is_refused_with_every_difference(tmp_path: Path, m
     assert not report.admitted
     assert "does not give its own logits in this engine" in report.outcome
     assert len(report.comparisons) == len(admission.MODES)
-    lines = [*trial_lines(report)]
+    lines = [*trial_lines("trial", report)]
     assert lines[0].split("  ")[0] == "TRIAL"
     for each, line in zip(report.comparisons, lines[1:], strict=False):
         assert each.subject in line
@@ -129,3 +130,42 @@ def test_a_check_prints_the_trial_of_a_gguf_file(tmp_path: Path, capsys: pytest.
     [row] = [re.split(r"  +", line) for line in lines if line.startswith(MASKED)]
     assert float(row[1]) < float(row[2])
     assert row[3] == "equal"
+
+
+@pytest.mark.parametrize(
+    ("family", "subjects"),
+    [
+        ("causal_lm", ["text"]),
+        ("multimodal_lm", [f"{kind}: {MASKED.partition(': ')[2]}" for kind in ("image", "video")]),
+    ],
+)
+def test_weights_are_compared_as_they_are_served(tmp_path: Path, family: str, subjects: list[str]) -> None:
+    report = compare_weights(tiny.build(family, tmp_path / "it"))
+
+    assert (report.family, report.admitted) == (family, True)
+    assert [each.subject for each in report.comparisons] == subjects
+    assert all(0 < (each.largest or 0) < (each.bound or 0) for each in report.comparisons), report
+
+
+def test_weights_that_are_loaded_otherwise_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = tiny.build("causal_lm", tmp_path / "it")
+    load_whole = weights_trial._load_whole
+
+    def load_changed(cls: Any, path: Path) -> Any:
+        module = load_whole(cls, path)
+        module.get_output_embeddings().weight.data *= 1.01
+        return module
+
+    monkeypatch.setattr(weights_trial, "_load_whole", load_changed)
+    report = compare_weights(checkpoint)
+
+    assert not report.admitted
+    assert report.outcome == "the weights do not give the logits of the library"
+    assert "logits differ by" in report.comparisons[0].fault
+
+
+def test_other_families_are_not_compared(tmp_path: Path) -> None:
+    report = compare_weights(tiny.build("qwen_image", tmp_path / "it"))
+
+    assert report.admitted
+    assert report.outcome == "not compared: only directories of automatic language models are"

@@ -90,7 +90,7 @@ def try_class(cls: Any, config: Any) -> TrialVerdict:
     """Build a copy of ``cls`` with the small ``config`` and find its verdict."""
     try:
         module = build_copy(cls, config)
-        prompts = [_make_prompt(length) for length in PROMPTS]
+        prompts = make_prompts()
         expected = [generate_logits(module, prompt) for prompt in prompts]
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return unproved(error)
@@ -140,10 +140,10 @@ def find_mode(trial: EngineTrial, modes: Sequence[Mode] = MODES) -> TrialVerdict
     """Return the best of ``modes`` in which the engine gives the expected logits of ``trial``."""
     reasons: dict[str, str] = {}
     for mode in modes:
-        fault = _find_fault(trial, mode)
+        fault = find_fault(trial, mode)
         if not fault:
             masked = mode._replace(masks=True)
-            return TrialVerdict(mode if _find_fault(trial, masked) else masked, reasons)
+            return TrialVerdict(mode if find_fault(trial, masked) else masked, reasons)
         reasons[describe_mode(mode)] = fault
     return TrialVerdict(None, reasons)
 
@@ -180,7 +180,7 @@ def engine_logits(decoder: Decoder, prefills: Sequence[PrefillInputs]) -> list[T
     return [torch.stack(row) for row in rows]
 
 
-def _find_fault(trial: EngineTrial, mode: Mode) -> str:
+def find_fault(trial: EngineTrial, mode: Mode) -> str:
     """Return why the engine does not give the expected logits in ``mode``, or ""."""
     expected, subject = trial.expected, f"{trial.subject}: {describe_mode(mode)}"
     try:
@@ -266,6 +266,11 @@ def make_prefill(decoder: OwnDecoder, prompt: Tensor) -> PrefillInputs:
     """Return the inputs of the tokens ``prompt`` [T]."""
     positions, media = torch.arange(len(prompt))[None], torch.zeros(len(prompt), dtype=torch.bool)
     return PrefillInputs(decoder.embed(prompt), positions, 0, media)
+
+
+def make_prompts() -> list[Tensor]:
+    """Return the prompts of a trial, tokens [T] of different lengths."""
+    return [_make_prompt(length) for length in PROMPTS]
 
 
 def _make_prompt(length: int) -> Tensor:

@@ -184,12 +184,14 @@ def _try_modality(trial: Callable[..., MediaTrial], modes: Sequence[Mode]) -> Tr
 
 def _try_prompts(trial: Callable[..., MediaTrial], modes: Sequence[Mode], prompts: Sequence[str]) -> TrialVerdict:
     try:
-        return find_mode(_make_trial(trial, prompts), modes)
+        return find_mode(make_trial(trial, alone=prompts is _SINGLE_PROMPTS), modes)
     except Exception as error:  # noqa: BLE001 whatever a library raises
         return _refused(error)
 
 
-def _make_trial(trial: Callable[..., MediaTrial], prompts: Sequence[str]) -> MediaTrial:
+def make_trial(trial: Callable[..., MediaTrial], *, alone: bool) -> MediaTrial:
+    """Return ``trial`` of the usual prompts; ``alone`` for those with one item each."""
+    prompts = _SINGLE_PROMPTS if alone else _PROMPTS
     try:
         return trial(prompts)
     except Exception:  # noqa: BLE001 whatever a library raises: some processors take items of one size in a prompt

@@ -158,14 +158,14 @@ def check_lines(
     yield json.dumps(declaration, indent=2)
 
 
-def trial_lines(trial: TrialReport) -> Iterator[str]:
-    """Yield the lines of ``omnibus models check --deep``."""
+def trial_lines(name: str, trial: TrialReport) -> Iterator[str]:
+    """Yield the lines of ``omnibus models check --deep``, or ``--verify``."""
     rows = [
         [each.subject, _figure_text(each.largest), _figure_text(each.bound), each.fault or "equal"]
         for each in trial.comparisons
     ]
     if rows:
-        yield from table_lines(["TRIAL", "LARGEST DIFFERENCE", "BOUND", "RESULT"], rows)
+        yield from table_lines([name.upper(), "LARGEST DIFFERENCE", "BOUND", "RESULT"], rows)
         yield ""
     yield trial.outcome
 
