@@ -19,17 +19,16 @@ from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
-from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits
+from omnibus_gateway.media.inspect import MediaLimits
 from omnibus_gateway.openai import embeddings
 from omnibus_gateway.openai.embeddings import EmbeddingRequest
 from omnibus_gateway.pricing.headers import refuse_price_options
-from omnibus_gateway.request.arena_inputs import MAX_READERS, place_input
 from omnibus_gateway.request.factory import RequestFactory
 from omnibus_gateway.request.lifecycle import run_to_end
 from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.resolve import TaskCache, create_embedding_task, rename_params
-from omnibus_gateway.tasks.text_inputs import await_result, place_texts
+from omnibus_gateway.tasks.text_inputs import await_result, place_media, place_texts
 
 APP = "embeddings"
 #: Estimated tokens of an image, which towers resize to about 224 x 224 pixels.
@@ -133,7 +132,7 @@ class EmbeddingRoute(PostRoute):
             text, nbytes = await place_texts(self._runs, run, texts, "input", self._limits.item_bytes)
         request = ImageTextInput(
             text=text,
-            images=tuple([await self._place_image(run, image) for image in loaded_images]),
+            images=tuple([await place_media(self._runs, run, image) for image in loaded_images]),
             work=max(1, nbytes // 4),
             image_work=(_IMAGE_TOKENS,) * len(loaded_images),
         )
@@ -147,13 +146,6 @@ class EmbeddingRoute(PostRoute):
         vectors = np.empty_like(rows)
         vectors[order] = rows
         return _EmbeddedItems(vectors, sum(tokens))
-
-    async def _place_image(self, run: ClientRequest, image: InspectedMedia) -> dict[str, object]:
-        runs, info = self._runs, image.info
-        about = (info.modality, info.mime, info.sha256)
-        return await place_input(
-            runs.tensors, run.kept, image.data, about, run.inputs_name, run.deadline, MAX_READERS, run.salt
-        )
 
 
 def _check_texts(embedding_request: EmbeddingRequest) -> None:

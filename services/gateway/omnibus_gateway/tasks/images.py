@@ -17,7 +17,6 @@ from omnibus.task.runtime import run as run_task
 from omnibus_gateway.media.inspect import InspectedMedia
 from omnibus_gateway.pricing.headers import PriceOptions
 from omnibus_gateway.pricing.quotes import ExpectedSizes, Quote, require_static
-from omnibus_gateway.request.arena_inputs import MAX_READERS, place_input
 from omnibus_gateway.request.factory import RequestFactory
 from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.tasks.resolve import (
@@ -30,6 +29,7 @@ from omnibus_gateway.tasks.resolve import (
     request_class,
     requires_image,
 )
+from omnibus_gateway.tasks.text_inputs import place_media
 
 APP = "images"
 
@@ -84,9 +84,9 @@ class ImageTasks:
         self._runs.router.get_model(run.model).image_defaults.check_request(run.model, wish, count)
         if MASK in wish and MASK not in request_class(task).model_fields:
             raise BadRequest(f"{run.model} edits only whole images: omit the mask", param=MASK)
-        placed_images = [await self._place_image(run, image) for image in inputs.images]
+        placed_images = [await place_media(self._runs, run, image) for image in inputs.images]
         if inputs.mask is not None:
-            wish[MASK] = await self._place_image(run, inputs.mask)
+            wish[MASK] = await place_media(self._runs, run, inputs.mask)
         with use(run):
             request = build_request(run.model, task, {**wish, **_image_inputs(task, placed_images)})
             output: ImageOutput = await run_task(task.invoke, request)
@@ -125,13 +125,6 @@ class ImageTasks:
         require_static(self.get_task(model))
         segment = self.record_graph(self._runs.open_request(APP, model), wish)
         return await self._runs.quotes.quote(model, segment, ExpectedSizes())
-
-    async def _place_image(self, run: ClientRequest, image: InspectedMedia) -> dict[str, Any]:
-        runs, info = self._runs, image.info
-        about = (info.modality, info.mime, info.sha256)
-        return await place_input(
-            runs.tensors, run.kept, image.data, about, run.inputs_name, run.deadline, MAX_READERS, run.salt
-        )
 
 
 def check_image_count(model: str, task: CompositeTask, count: int) -> None:

@@ -16,10 +16,10 @@ from omnibus.task.library import (
 from omnibus.task.runtime import run as run_task
 from omnibus_gateway.media.inspect import InspectedMedia, estimate_tokens
 from omnibus_gateway.pricing.headers import PriceOptions
-from omnibus_gateway.request.arena_inputs import MAX_READERS, place_input
 from omnibus_gateway.request.factory import RequestFactory
 from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.tasks.resolve import TaskCache, create_recognition_task, create_speech_task
+from omnibus_gateway.tasks.text_inputs import place_media
 
 #: Expected tokens of text in a token of audio: a person speaks about three words in a second.
 _TEXT_SHARE = 0.2
@@ -70,12 +70,8 @@ class Recognizers(AudioModels):
         self, run: ClientRequest, item: InspectedMedia, params: TranscribeParams
     ) -> RecordingInput:
         """Return the input of a recognizer for ``item``, which is placed for ``run``."""
-        runs, info = self._runs, item.info
-        about = (info.modality, info.mime, info.sha256)
-        media = await place_input(
-            runs.tensors, run.kept, item.data, about, run.inputs_name, run.deadline, MAX_READERS, run.salt
-        )
-        tokens = estimate_tokens(info)
+        media = await place_media(self._runs, run, item)
+        tokens = estimate_tokens(item.info)
         return RecordingInput(media=media, params=params, work=tokens, answer=max(1, int(tokens * _TEXT_SHARE)))
 
 

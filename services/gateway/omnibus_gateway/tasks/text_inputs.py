@@ -1,4 +1,4 @@
-"""Texts as an input of a task: in its invocation, or in the arena if they are long."""
+"""Texts and media as inputs of a task: texts in its invocation, media and long texts in the arena."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import TooLarge
+from omnibus_gateway.media.inspect import InspectedMedia
 from omnibus_gateway.request.arena_inputs import MAX_READERS, place_input
 from omnibus_gateway.request.factory import RequestFactory
 from omnibus_gateway.request.request import ClientRequest
@@ -32,6 +33,14 @@ async def place_texts(
         runs.tensors, run.kept, body, content_info, run.inputs_name, run.deadline, MAX_READERS, run.salt
     )
     return literal, len(body)
+
+
+async def place_media(runs: RequestFactory, run: ClientRequest, item: InspectedMedia) -> dict[str, Any]:
+    """Put ``item`` into the arena for ``run``; return its literal."""
+    content_info = (item.info.modality, item.info.mime, item.info.sha256)
+    return await place_input(
+        runs.tensors, run.kept, item.data, content_info, run.inputs_name, run.deadline, MAX_READERS, run.salt
+    )
 
 
 async def await_result(result: Any) -> Any:
