@@ -173,8 +173,7 @@ async def _text_chunks(output: ChatOutput, got: AnswerAccumulator) -> AsyncItera
 async def _read_transcript(transcript: AsyncIterator[TranscriptChunk], got: TranscriptAnswer) -> AsyncIterator[str]:
     got.segments = []
     async for chunk in transcript:
-        closing = {"usage": chunk.usage, "finish_reason": chunk.finish_reason} if chunk.usage else {}
-        got.add_item("text", {"text": chunk.text, **closing}, None)
+        got.add_transcript(chunk)
         got.segments += chunk.segments
         got.words += chunk.words
         got.language, got.seconds = chunk.language or got.language, chunk.seconds or got.seconds

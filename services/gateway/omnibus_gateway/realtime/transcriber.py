@@ -131,14 +131,12 @@ class InputTranscriber:
         """Transcribe with a recognizer, or with an app's function."""
         [recording] = await inspect_files([(_wav_file(item), "audio/wav")], "audio", MediaLimits(), "audio")
         params: TranscribeParams = {"language": config.language, "prompt": config.prompt or ""}
-        run = self._recordings.open_request(model)
+        place, run = {"item_id": item.id, "content_index": 0}, self._recordings.open_request(model)
         got = run.answer = AnswerAccumulator(model, run.created)
         async with run_to_end(run):
             async for chunk in self._recordings.read(run, model, recording, params):
-                closing = {"usage": chunk.usage, "finish_reason": chunk.finish_reason} if chunk.usage else {}
-                got.add_item("text", {"text": chunk.text, **closing}, None)
+                got.add_transcript(chunk)
                 if text := output_known.skip_text(chunk.text):
-                    place = {"item_id": item.id, "content_index": 0}
                     self._post([{"type": f"{_PREFIX}.delta", **place, "delta": text}])
         return got
 

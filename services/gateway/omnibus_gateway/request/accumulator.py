@@ -12,6 +12,7 @@ from omnibus.metrics import GATEWAY
 from omnibus.pricing import RequestUsage
 from omnibus.recording.records import RecordedAnswer
 from omnibus.structured.calls import split_calls
+from omnibus.task.library import TranscriptChunk
 from omnibus_gateway.openai import chat_response
 from omnibus_gateway.request.latency import StreamLatency
 
@@ -39,6 +40,11 @@ class AnswerAccumulator:
         #: GPU-seconds and money, if the client requested them and the answer is complete.
         self.price: RequestUsage | UnsetType = UNSET
         self._pace = StreamLatency(created_at)
+
+    def add_transcript(self, chunk: TranscriptChunk) -> None:
+        """Add the text of a transcript, and its usage with the last chunk."""
+        closing = {"usage": chunk.usage, "finish_reason": chunk.finish_reason} if chunk.usage else {}
+        self.add_item("text", {"text": chunk.text, **closing}, None)
 
     def add_item(self, name: str, data: dict[str, Any], array: np.ndarray | None) -> None:
         if name not in self._begun:
