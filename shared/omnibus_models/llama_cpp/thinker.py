@@ -1,5 +1,6 @@
 """A language model whose layers llama.cpp computes; its tokenizer and chat template are those of the GGUF file."""
 
+import heapq
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from omnibus_models.llama_cpp.context import GgufContext, GgufModel, SequenceTok
 
 
 class NativeSequence:
-    """A sequence of ``length`` tokens in llama.cpp. Its ``number`` returns to ``free`` when nothing refers to it.
+    """A sequence of ``length`` tokens in llama.cpp. Its ``number`` returns to the heap ``free`` when nothing refers to it.
 
     After ``in_slot`` it may continue with tokens of an answer.
     """
@@ -25,7 +26,7 @@ class NativeSequence:
         self._free = free
 
     def __del__(self) -> None:
-        self._free.append(self.number)
+        heapq.heappush(self._free, self.number)
 
 
 class LlamaCppThinker(TextThinker):
@@ -75,10 +76,10 @@ class LlamaCppThinker(TextThinker):
         return self._context
 
     def new_cache(self) -> NativeSequence:
-        """Return an empty sequence. Raises ``Fatal`` if all are in use."""
+        """Return an empty sequence, with the lowest free number. Raises ``Fatal`` if all are in use."""
         if not self._free:
             raise errors.Fatal("all sequences of llama.cpp are in use; send the request again")
-        sequence = NativeSequence(self._free.pop(), self._free)
+        sequence = NativeSequence(heapq.heappop(self._free), self._free)
         self._sequences.truncate_sequence(sequence.number, 0)
         return sequence
 
@@ -107,9 +108,16 @@ class LlamaCppThinker(TextThinker):
         return logits
 
     def decode_rows(self, tokens: Sequence[int], positions: Sequence[int], numbers: Sequence[int]) -> Tensor:
-        """Return the logits float32 [B, V] after one token of each of the sequences ``numbers``."""
-        rows = zip(tokens, positions, numbers, strict=True)
-        return self._sequences.decode_tokens([SequenceToken(*row, True) for row in rows])
+        """Return the logits float32 [B, V] after one token of each of the sequences ``numbers``.
+
+        The library computes rows of consecutive ascending numbers together, and all others one after another.
+        """
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        rows = [SequenceToken(tokens[at], positions[at], numbers[at], True) for at in order]
+        logits = self._sequences.decode_tokens(rows)
+        if order == list(range(len(order))):
+            return logits
+        return torch.empty_like(logits).index_copy_(0, torch.tensor(order), logits)
 
 
 class _TokenIds(nn.Module):

@@ -117,7 +117,8 @@ def choose_tokens(logits: Tensor, pickers: Sequence[Picker]) -> list[int]:
     raw = logits
     if changed_count := [picker.changes_logits for picker in pickers].count(True):
         logits = torch.stack([picker.change_logits(row) for picker, row in zip(pickers, logits, strict=True)])
-    tokens: list[int] = logits.argmax(-1).tolist()
+    # NumPy's argmax takes a tenth of the time of torch's.
+    tokens: list[int] = (logits.numpy() if logits.device.type == "cpu" else logits).argmax(-1).tolist()
     for (top_k, has_nucleus), rows in _rows_by_limits(pickers).items():
         drawn_tokens = _sample_rows(logits[rows], top_k, has_nucleus, [pickers[row] for row in rows])
         for row, token in zip(rows, drawn_tokens, strict=True):
