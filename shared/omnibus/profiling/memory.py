@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from omnibus.checkpoints import find_checkpoint, safetensors
+from omnibus.checkpoints.gguf_header import is_gguf, read_gguf_header
 from omnibus.errors import BadRequest, NotFound
 from omnibus.families.specs import KNOWN
 from omnibus.profiling.engine_stats import EngineStats
@@ -49,7 +50,13 @@ def kv_bytes(stats: EngineStats) -> dict[str, tuple[float, float]]:
 
 
 def weights_gb(family: str, checkpoint: str, components: Iterable[str]) -> float:
-    """Return the size of ``components`` in GB: 0 for an unknown family or format."""
+    """Return the size of ``components`` in GB: 0 for an unknown family or format.
+
+    Components of a GGUF file, which is one language model, all have its weights.
+    """
+    if is_gguf(Path(checkpoint)):
+        with suppress(BadRequest):
+            return sum(tensor.nbytes for tensor in read_gguf_header(Path(checkpoint)).tensors.values()) / GB
     declaration = KNOWN.get(family)
     if declaration is None or not declaration.weights or not checkpoint:
         return 0.0

@@ -99,15 +99,13 @@ class GgufContext:
 
         Raises ``Fatal`` if the library fails; keys and values of ``tokens`` are then not kept.
         """
-        logits = torch.empty(sum(each.wants_logits for each in tokens), self._model.vocabulary)
-        rows = iter(logits)
+        parts = []
         for start in range(0, len(tokens), BATCH_TOKENS):
             part = tokens[start : start + BATCH_TOKENS]
             self._run_batch(part)
-            for index, each in enumerate(part):
-                if each.wants_logits:
-                    next(rows).copy_(torch.from_numpy(self._read_logits(index)))
-        return logits
+            if count := sum(each.wants_logits for each in part):
+                parts.append(torch.from_numpy(self._copy_logits(count)))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _run_batch(self, tokens: Sequence[SequenceToken]) -> None:
         columns = np.array(tokens, np.int32).T
@@ -118,10 +116,10 @@ class GgufContext:
             reason = "no space for the tokens" if result == _NO_SPACE else f"error {result}"
             raise errors.Fatal(f"llama.cpp cannot compute this step: {reason}")
 
-    def _read_logits(self, index: int) -> np.ndarray:
-        """Return a view of the library's memory [V], valid until the next batch."""
-        pointer = self._library.llama_get_logits_ith(self._handle, index)
-        return np.ctypeslib.as_array(pointer, (self._model.vocabulary,))
+    def _copy_logits(self, count: int) -> np.ndarray:
+        """Return the ``count`` rows of logits that the last batch requested, in its order: float32 [count, V]."""
+        pointer = self._library.llama_get_logits(self._handle)
+        return np.ctypeslib.as_array(pointer, (count, self._model.vocabulary)).copy()
 
     def truncate_sequence(self, sequence: int, length: int) -> bool:
         """Remove all tokens of ``sequence`` but the first ``length``. Returns False if its state cannot be cut."""

@@ -143,7 +143,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_batch_init": (TokenBatch, [c_int32, c_int32, c_int32]),
     "llama_batch_free": (None, [TokenBatch]),
     "llama_decode": (c_int32, [c_void_p, TokenBatch]),
-    "llama_get_logits_ith": (POINTER(c_float), [c_void_p, c_int32]),
+    "llama_get_logits": (POINTER(c_float), [c_void_p]),
 }
 
 _loading = threading.Lock()

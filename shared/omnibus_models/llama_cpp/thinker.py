@@ -14,7 +14,7 @@ from omnibus_models.llama_cpp.context import GgufContext, GgufModel, SequenceTok
 
 
 class NativeSequence:
-    """A sequence of ``length`` tokens in llama.cpp. Its ``number`` returns to the heap ``free`` when nothing refers to it.
+    """A sequence of ``length`` tokens in llama.cpp. Without references, its ``number`` returns to the heap ``free``.
 
     After ``in_slot`` it may continue with tokens of an answer.
     """

@@ -23,6 +23,7 @@ from omnibus.profiling.measurements import CostSample, MeasureSettings, OptionMe
 from omnibus.profiling.steps import split_by_size
 from omnibus.profiling.workload import Workload
 from omnibus_models import tiny
+from tests.gguf_files import write_gguf
 from tests.unit.profiling.subjects import make_vl_subject
 from tests.unit.profiling.test_load_generator import make_request
 
@@ -147,6 +148,14 @@ def test_weights_are_those_of_the_components(tmp_path: Path):
     assert memory.weights_gb("qwen2_5_omni", str(tmp_path), ["vision"]) == 0.0
     assert memory.weights_gb("unheard", str(tmp_path), ["vision"]) == 0.0
     assert memory.weights_gb("qwen2_5_vl", str(tmp_path / "none"), ["vision"]) == 0.0
+
+
+def test_weights_of_a_gguf_file_are_those_of_its_tensors(tmp_path: Path):
+    checkpoint = tiny.build("qwen3", tmp_path / "qwen3")
+    file = write_gguf(checkpoint, tmp_path / "qwen3.gguf")
+
+    stored = sum(path.stat().st_size for path in checkpoint.glob("*.safetensors"))
+    assert memory.weights_gb("causal_lm", str(file), ["thinker"]) == pytest.approx(stored / 1e9, rel=0.05)
 
 
 @pytest.mark.parametrize("body", [b"", b"\x01", struct.pack("<Q", 1 << 60), struct.pack("<Q", 4) + b"nope"])

@@ -98,6 +98,22 @@ def compute_logits(model: Any, ids: tuple[int, ...]) -> torch.Tensor:
     return logits
 
 
+def test_rows_of_a_step_are_computed_together_in_whatever_order_their_sequences_come(thinker: LlamaCppThinker) -> None:
+    prompts = [[5, 7, 11], [13, 2, 3], [17, 19, 23]]
+    sequences = [thinker.new_cache() for _ in prompts]
+    for sequence, ids in zip(sequences, prompts, strict=True):
+        thinker.forward(thinker.embed(torch.tensor([ids])), torch.arange(3)[None, None], sequence, None)
+    tokens, numbers = [29, 31, 37], [sequence.number for sequence in sequences]
+
+    together = thinker.decode_rows(tokens, [3] * 3, numbers)
+    for sequence in sequences:
+        thinker.cut_sequence(sequence, 3)
+    reversed_rows = thinker.decode_rows(tokens[::-1], [3] * 3, numbers[::-1])
+
+    assert numbers == [0, 1, 2]
+    assert torch.equal(reversed_rows, together.flip(0))  # to the bit: rows computed one by one have other sums
+
+
 async def test_changed_and_constrained_answers_are_those_of_generate(runner: ThinkRunner, checkpoint: Path) -> None:
     jobs = {name: make_chat_job(CHAT, max_tokens=48, ignore_eos=False, **case) for name, case in shaped.CASES.items()}
 
