@@ -1,0 +1,79 @@
+"""Pronunciation of unknown English words by their letters: the trained network of the package ``g2p_en``.
+
+The network is an encoder and a decoder, each one gated recurrent unit (Cho et al., 2014, arXiv:1406.1078). Its package
+has it as arrays, and code that needs nltk and downloads; that code is not imported.
+"""
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Weights = dict[str, NDArray[np.float32]]
+
+#: Symbols of the lexicon for vowels and consonants of ARPABET.
+_VOWELS = dict(
+    zip(
+        "AA AE AH AO AW AY EH ER EY IH IY OW OY UH UW".split(),
+        "ɑ æ ʌ ɔ W I ɛ ɜɹ A ɪ i O Y ʊ u".split(),
+        strict=True,
+    )
+)
+_CONSONANTS = dict(
+    zip(
+        "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH".split(),
+        "b ʧ d ð f ɡ h ʤ k l m n ŋ p ɹ s ʃ t θ v w j z ʒ".split(),
+        strict=True,
+    )
+)
+#: Vowels without stress, whose number in ARPABET is 0.
+_WEAK = {"AH0": "ə", "ER0": "əɹ", "UW": "u"}
+_SOUNDS = {
+    **_CONSONANTS,
+    **{f"{name}{number}": mark + sound for name, sound in _VOWELS.items() for number, mark in enumerate(("", "ˈ", "ˌ"))},
+    **_WEAK,
+}
+
+#: Vocabularies in the order of the network's rows.
+_LETTERS = ("<pad>", "<unk>", "</s>", *"abcdefghijklmnopqrstuvwxyz")
+_SPELLED = ("", "", "", "", *(_SOUNDS[name] for name in sorted(_SOUNDS)))
+_START, _END = 2, 3
+
+
+class LetterSounds:
+    """The network. ``file`` has its weights as arrays of numpy."""
+
+    def __init__(self, file: Path) -> None:
+        with np.load(file) as arrays:
+            self._weights: Weights = {name: arrays[name] for name in arrays.files}
+
+    def pronounce(self, word: str) -> str:
+        """Return the pronunciation of ``word``, of letters a to z, in the symbols of the lexicon."""
+        weights = self._weights
+        state = np.zeros(weights["enc_w_hh"].shape[1], np.float32)
+        for letter in [*map(_LETTERS.index, word), _LETTERS.index("</s>")]:
+            state = self._step("enc", weights["enc_emb"][letter], state)
+        sounds: list[str] = []
+        sound = _START
+        for _ in range(2 * len(word) + 4):
+            state = self._step("dec", weights["dec_emb"][sound], state)
+            sound = int((weights["fc_w"] @ state + weights["fc_b"]).argmax())
+            if sound == _END:
+                break
+            sounds.append(_SPELLED[sound])
+        return "".join(sounds)
+
+    def _step(self, part: str, inputs: NDArray[np.float32], state: NDArray[np.float32]) -> NDArray[np.float32]:
+        names = (f"{part}_{name}" for name in ("w_ih", "b_ih", "w_hh", "b_hh"))
+        weights_in, bias_in, weights_state, bias_state = (self._weights[name] for name in names)
+        reset_in, update_in, new_in = np.split(weights_in @ inputs + bias_in, 3)
+        reset_state, update_state, new_state = np.split(weights_state @ state + bias_state, 3)
+        update = _sigmoid(update_in + update_state)
+        new = np.tanh(new_in + _sigmoid(reset_in + reset_state) * new_state)
+        result: NDArray[np.float32] = (1 - update) * new + update * state
+        return result
+
+
+def _sigmoid(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    result: NDArray[np.float32] = 1 / (1 + np.exp(-values))
+    return result

@@ -1,0 +1,50 @@
+"""Packages with trained weights, and the threads of the executor that runs them."""
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from omnibus.errors import Fatal
+from omnibus.executor.settings import ExecutorSettings
+from omnibus.settings import read_settings
+
+
+def package_directory(name: str) -> Path:
+    """Return the directory of the package ``name``, whose code is not imported.
+
+    Raises ``Fatal`` if it is not installed.
+    """
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        raise _not_installed(name)
+    return Path(spec.origin).parent
+
+
+def import_package(name: str) -> Any:
+    """Import the package ``name``. Raises ``Fatal`` if it is not installed."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise _not_installed(name) from error
+
+
+def _not_installed(name: str) -> Fatal:
+    return Fatal(
+        f"the package {name!r} is not installed; install it with others: pip install 'omnibus-serve[real]', and "
+        "`pip install --no-deps -r requirements-real.txt` (`make install-real` runs both)"
+    )
+
+
+def count_threads() -> int:
+    """Return ``OMNIBUS_EXECUTOR_THREADS``; for 0, the number of processors of this process."""
+    return read_settings(ExecutorSettings).threads or len(os.sched_getaffinity(0))
+
+
+def open_session(file: Path) -> Any:
+    """Open a model in ONNX with the threads of this executor."""
+    onnxruntime = import_package("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.inter_op_num_threads = count_threads(), 1
+    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])

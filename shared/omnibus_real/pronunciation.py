@@ -1,0 +1,118 @@
+"""Pronunciation of English words: the lexicon of the package ``misaki``, endings, and a network for unknown words.
+
+The lexicon has one symbol for each diphthong and affricate. ``transcribe`` returns the symbols of Piper's voices, which
+are those of espeak-ng: IPA with lengths.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+
+from omnibus_real.letter_sounds import LetterSounds
+from omnibus_real.packages import package_directory
+
+_LEXICONS = ("us_gold.json", "us_silver.json")
+#: Weak forms, before a consonant and before a vowel. The lexicon has the strong ones.
+_WEAK_FORMS = {"the": ("ðə", "ðɪ"), "a": ("ə", "ə"), "to": ("tə", "tʊ")}
+_TOKEN = re.compile(r"[A-Za-z]+(?:'[A-Za-z]+)*'?|[.,;:!?]")
+_CASE_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_VOWELS = "AIOWYiuæɑəɛɪʊʌɔɜᵊᵻ"
+_MARKS = "ˈˌ"
+_VOICELESS, _HISSING = tuple("ptkfθsʃʧ"), tuple("szʃʒʧʤ")
+#: A word that is spelled if the lexicon does not have it.
+_ACRONYM = re.compile("[A-Z]{2,5}s?")
+
+#: Voice's symbols for those of the lexicon, in this order.
+_REWRITES = tuple(
+    (re.compile(pattern), symbols)
+    for pattern, symbols in (
+        ("ɜɹ", "ɜː"),
+        ("əɹ", "ɚ"),
+        ("^ə(?=[^ɹ])", "ɐ"),
+        ("ʔn", "ʔn̩"),
+        (rf"(?<=[{_MARKS}])i|^([^{_MARKS}{_VOWELS}]*)i$", r"\1iː"),
+        ("u", "uː"),
+        ("ɑ", "ɑː"),
+        ("ɔ(?!n$)", "ɔː"),
+        ("A", "eɪ"),
+        ("I", "aɪ"),
+        ("O", "oʊ"),
+        ("W", "aʊ"),
+        ("Y", "ɔɪ"),
+        ("ʤ", "dʒ"),
+        ("ʧ", "tʃ"),
+        ("ᵊ", "ə"),
+    )
+)
+
+
+class Pronunciation:
+    """The lexicon and the network, loaded."""
+
+    def __init__(self) -> None:
+        directory = package_directory("misaki") / "data"
+        self._words: dict[str, str] = {}
+        for name in reversed(_LEXICONS):  # the first one has priority
+            entries = json.loads((directory / name).read_bytes())
+            self._words |= {word: _default_of(entry) for word, entry in entries.items()}
+        self._letters = LetterSounds(package_directory("g2p_en") / "checkpoint20.npz")
+
+    def transcribe(self, sentence: str) -> str:
+        """Return the sounds of ``sentence``: words of letters a to z, with punctuation, and without numbers."""
+        tokens = _TOKEN.findall(sentence)
+        sounds = [self._pronounce(token) if token[0].isalpha() else token for token in tokens]
+        for place, (token, following) in enumerate(zip(tokens, sounds[1:], strict=False)):
+            if (forms := _WEAK_FORMS.get(token.lower())) and following[0].isalpha() | (following[0] in _MARKS):
+                sounds[place] = forms[following.lstrip(_MARKS)[0] in _VOWELS]
+        return re.sub(" (?=[.,;:!?])", "", " ".join(map(_rewrite, sounds)))
+
+    def _pronounce(self, word: str) -> str:
+        """Return the sounds of ``word`` in the symbols of the lexicon."""
+        if sounds := self._look_up(word) or self._add_ending(word):
+            return sounds
+        if _ACRONYM.fullmatch(word):
+            return "".join(self._words[letter] if letter.isupper() else "z" for letter in word)
+        parts = _CASE_PARTS.findall(word)
+        if len(parts) > 1:
+            return "".join(map(self._pronounce, parts))
+        return self._letters.pronounce(word.lower().replace("'", ""))
+
+    def _look_up(self, word: str) -> str:
+        names = (word, word.lower(), word.capitalize()) if word.islower() or word.istitle() else (word,)
+        return next((self._words[name] for name in names if name in self._words), "")
+
+    def _add_ending(self, word: str) -> str:
+        """Return the sounds of ``word`` by those of its stem; "" without one."""
+        for ending, stem in _stems(word):
+            if sounds := self._look_up(stem):
+                return sounds + _ending_sounds(ending, sounds)
+        return ""
+
+
+def _default_of(entry: str | dict[str, str]) -> str:
+    """Return the pronunciation of an entry, which may depend on the part of speech."""
+    return entry if isinstance(entry, str) else entry["DEFAULT"]
+
+
+def _rewrite(sounds: str) -> str:
+    for pattern, symbols in _REWRITES:
+        sounds = pattern.sub(symbols, sounds)
+    return sounds
+
+
+def _stems(word: str) -> Iterator[tuple[str, str]]:
+    """Yield endings of ``word``, with the possible stems of each."""
+    for ending, written in (("s", "'s"), ("s", "s'"), ("s", "es"), ("s", "s"), ("d", "ed"), ("ing", "ing"), ("li", "ly")):
+        if word.endswith(written) and len(word) > len(written) + 2:
+            stem = word[: -len(written)]
+            yield from ((ending, each) for each in (stem, stem + "e", stem[:-1] + "y" * (stem[-1] == "i")) if each)
+            if stem[-1] == stem[-2]:
+                yield ending, stem[:-1]
+
+
+def _ending_sounds(ending: str, sounds: str) -> str:
+    if ending == "s":
+        return "ᵻz" if sounds.endswith(_HISSING) else "s" if sounds.endswith(_VOICELESS) else "z"
+    if ending == "d":
+        return "ᵻd" if sounds.endswith(("t", "d")) else "t" if sounds.endswith(_VOICELESS) else "d"
+    return {"ing": "ɪŋ", "li": "li"}[ending]
