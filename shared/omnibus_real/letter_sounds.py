@@ -12,25 +12,22 @@ from numpy.typing import NDArray
 Weights = dict[str, NDArray[np.float32]]
 
 #: Symbols of the lexicon for vowels and consonants of ARPABET.
-_VOWELS = dict(
-    zip(
-        "AA AE AH AO AW AY EH ER EY IH IY OW OY UH UW".split(),
-        "ɑ æ ʌ ɔ W I ɛ ɜɹ A ɪ i O Y ʊ u".split(),
-        strict=True,
-    )
-)
-_CONSONANTS = dict(
-    zip(
-        "B CH D DH F G HH JH K L M N NG P R S SH T TH V W Y Z ZH".split(),
-        "b ʧ d ð f ɡ h ʤ k l m n ŋ p ɹ s ʃ t θ v w j z ʒ".split(),
-        strict=True,
-    )
-)
+_VOWELS = {
+    "AA": "ɑ", "AE": "æ", "AH": "ʌ", "AO": "ɔ", "AW": "W", "AY": "I", "EH": "ɛ", "ER": "ɜɹ", "EY": "A",
+    "IH": "ɪ", "IY": "i", "OW": "O", "OY": "Y", "UH": "ʊ", "UW": "u",
+}  # fmt: skip
+_CONSONANTS = {
+    "B": "b", "CH": "ʧ", "D": "d", "DH": "ð", "F": "f", "G": "ɡ", "HH": "h", "JH": "ʤ", "K": "k", "L": "l",
+    "M": "m", "N": "n", "NG": "ŋ", "P": "p", "R": "ɹ", "S": "s", "SH": "ʃ", "T": "t", "TH": "θ", "V": "v",
+    "W": "w", "Y": "j", "Z": "z", "ZH": "ʒ",
+}  # fmt: skip
 #: Vowels without stress, whose number in ARPABET is 0.
 _WEAK = {"AH0": "ə", "ER0": "əɹ", "UW": "u"}
 _SOUNDS = {
     **_CONSONANTS,
-    **{f"{name}{number}": mark + sound for name, sound in _VOWELS.items() for number, mark in enumerate(("", "ˈ", "ˌ"))},
+    **{
+        f"{name}{number}": mark + sound for name, sound in _VOWELS.items() for number, mark in enumerate(("", "ˈ", "ˌ"))
+    },
     **_WEAK,
 }
 
@@ -69,9 +66,8 @@ class LetterSounds:
         reset_in, update_in, new_in = np.split(weights_in @ inputs + bias_in, 3)
         reset_state, update_state, new_state = np.split(weights_state @ state + bias_state, 3)
         update = _sigmoid(update_in + update_state)
-        new = np.tanh(new_in + _sigmoid(reset_in + reset_state) * new_state)
-        result: NDArray[np.float32] = (1 - update) * new + update * state
-        return result
+        new: NDArray[np.float32] = np.tanh(new_in + _sigmoid(reset_in + reset_state) * new_state)
+        return new + update * (state - new)
 
 
 def _sigmoid(values: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -102,7 +102,15 @@ def _rewrite(sounds: str) -> str:
 
 def _stems(word: str) -> Iterator[tuple[str, str]]:
     """Yield endings of ``word``, with the possible stems of each."""
-    for ending, written in (("s", "'s"), ("s", "s'"), ("s", "es"), ("s", "s"), ("d", "ed"), ("ing", "ing"), ("li", "ly")):
+    for ending, written in (
+        ("s", "'s"),
+        ("s", "s'"),
+        ("s", "es"),
+        ("s", "s"),
+        ("d", "ed"),
+        ("ing", "ing"),
+        ("li", "ly"),
+    ):
         if word.endswith(written) and len(word) > len(written) + 2:
             stem = word[: -len(written)]
             yield from ((ending, each) for each in (stem, stem + "e", stem[:-1] + "y" * (stem[-1] == "i")) if each)

@@ -11,7 +11,7 @@ from pydantic import PrivateAttr
 
 from omnibus.errors import BadRequest
 from omnibus.task import Media, Stream, TaskInput, TaskOutput, UnitTask
-from omnibus.task.library import PlacedMedia, TranscriptChunk, TranscriptSegment
+from omnibus.task.library import PlacedMedia, TranscriptChunk, TranscriptSegment, TranscriptWord
 from omnibus_real.packages import count_threads, import_package, package_directory
 
 _RATE_HERTZ = 16_000
@@ -41,7 +41,7 @@ class SpokenRecording(TaskInput):
     media: PlacedMedia
     #: ``TranscribeParams``, or their JSON as ``RecordingInput.params`` has it. With a ``temperature`` of 0, equal
     #: recordings have equal transcripts.
-    params: Any = {}
+    params: Any = None
 
 
 class RecognizedSpeech(TaskOutput):
@@ -96,7 +96,7 @@ def _read_params(params: Any) -> RecognitionParams:
     if isinstance(params, msgspec.Raw):
         params = msgspec.json.decode(params)
     try:
-        values: RecognitionParams = msgspec.convert(params, RecognitionParams)
+        values: RecognitionParams = msgspec.convert(params or {}, RecognitionParams)
     except msgspec.ValidationError as error:
         raise BadRequest(f"params: {error}", param="params") from error
     if values.translate or (values.language or "en").lower() not in _ENGLISH:
@@ -118,5 +118,7 @@ def _describe_segment(segment: Any, text: str, params: RecognitionParams) -> Tra
         "temperature": params.temperature,
         "seek": segment.seek,
     }
-    words = [{"word": each.word.strip(), "start": each.start, "end": each.end} for each in segment.words or ()]
+    words: list[TranscriptWord] = [
+        {"word": each.word.strip(), "start": each.start, "end": each.end} for each in segment.words or ()
+    ]
     return TranscriptChunk(text=text, segments=[described] if params.segments else [], words=words)

@@ -85,7 +85,7 @@ def _to_plain_letters(text: str) -> str:
 
 @cache
 def _number_words() -> Callable[..., Any]:
-    return import_package("inflect").engine().number_to_words  # type: ignore[no-any-return]
+    return import_package("inflect").engine().number_to_words
 
 
 def _say_digits(digits: str, group: int = 1) -> str:

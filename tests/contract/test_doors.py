@@ -65,6 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "omnibus.up.supervisor": set(),
     "omnibus_models": set(),
     "omnibus_models.examine": set(),
+    "omnibus_real": {"pydantic"},
     "omnibus_engines.registry": set(),
     "omnibus_gateway.__main__": HTTP | {"nats", "redis"},
     "omnibus_planner.__main__": {"nats", "redis", "scipy"},

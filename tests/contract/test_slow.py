@@ -25,7 +25,7 @@ def marks_of(target: str) -> Expression:
     command = ["make", "-n", target, "BROWSER=/bin/true", "VENV=/nowhere"]
     commands = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     (expression,) = re.findall(r'-m pytest -m "([^"]+)"', commands)
-    return Expression.compile(re.sub(" and not (ucx|llama_cpp)", "", expression))
+    return Expression.compile(re.sub(" and not (ucx|llama_cpp|real)", "", expression))
 
 
 def names_of(path: str) -> set[str]:
