@@ -1,6 +1,7 @@
-"""Unit tasks with trained weights from packages, for a laptop without a GPU: recognize and speak English, read images.
+"""Unit tasks with trained weights from packages, for laptops.
 
-They need the extra ``real``. Importing this package loads none of its engines: an executor does when it starts.
+They recognize and speak English, and read text in images, without a GPU. They need the extra ``real``. Importing this
+package loads none of its engines: an executor does when it starts.
 """
 
 from omnibus_real.image_text import ImageToRead, ReadImage, ReadText, TextLine

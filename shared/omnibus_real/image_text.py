@@ -57,12 +57,12 @@ class ReadImage(UnitTask[ImageToRead, ReadText]):
         self._reader(np.zeros((_BLANK_PIXELS, _BLANK_PIXELS, 3), np.uint8))
 
     def run(self, image: ImageToRead) -> ReadText:
-        found = self._reader(np.ascontiguousarray(_decode_pixels(image.media)[..., ::-1]))
-        if not found.txts:
+        result = self._reader(np.ascontiguousarray(_decode_pixels(image.media)[..., ::-1]))
+        if not result.txts:
             raise BadMedia("no text was found in the image; send a sharper or larger one, upright and with contrast")
         lines = [
             TextLine(text=text, box=[(float(x), float(y)) for x, y in box], score=float(score))
-            for text, box, score in zip(found.txts, found.boxes, found.scores, strict=True)
+            for text, box, score in zip(result.txts, result.boxes, result.scores, strict=True)
         ]
         rows = arrange_rows(lines)
         text = "\n".join(" ".join(line.text for line in row) for row in rows)
@@ -70,9 +70,10 @@ class ReadImage(UnitTask[ImageToRead, ReadText]):
 
 
 def arrange_rows(lines: Sequence[TextLine]) -> list[list[TextLine]]:
-    """Return ``lines`` by rows from top to bottom, each from left to right.
+    """Arrange ``lines`` in rows from top to bottom.
 
-    Lines of a row may differ in height, so that the amount of a receipt follows its item.
+    Those of a row are sorted from left to right. They may differ a little in height, so that the amount of a receipt
+    follows its item.
     """
     rows: list[list[TextLine]] = []
     for line in sorted(lines, key=_middle_of):
@@ -86,7 +87,7 @@ def arrange_rows(lines: Sequence[TextLine]) -> list[list[TextLine]]:
 
 
 def _decode_pixels(media: Any) -> np.ndarray:
-    """Return the pixels of an image file, or of another task's image, uint8 [height, width, 3]."""
+    """Return pixels uint8 [height, width, 3] of a file or another task's image."""
     from omnibus_models.media import decode_image
 
     if isinstance(media, np.ndarray) and media.ndim == 3:

@@ -1,4 +1,4 @@
-"""Packages with trained weights, and the threads of the executor that runs them."""
+"""Packages with trained weights, and the threads of their executor."""
 
 import os
 from importlib import import_module

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from omnibus_real.letter_sounds import LetterSounds
+from omnibus_real.grapheme_to_phoneme import GraphemeToPhoneme
 from omnibus_real.packages import package_directory
 
 _LEXICONS = ("us_gold.json", "us_silver.json")
@@ -55,21 +55,21 @@ class Pronunciation:
         for name in reversed(_LEXICONS):  # the first one has priority
             entries = json.loads((directory / name).read_bytes())
             self._words |= {word: _default_of(entry) for word, entry in entries.items()}
-        self._letters = LetterSounds(package_directory("g2p_en") / "checkpoint20.npz")
+        self._letters = GraphemeToPhoneme(package_directory("g2p_en") / "checkpoint20.npz")
 
     def transcribe(self, sentence: str) -> str:
-        """Return the sounds of ``sentence``: words of letters a to z, with punctuation, and without numbers."""
+        """Return the phonemes of ``sentence``: words of letters a to z, with punctuation, and without numbers."""
         tokens = _TOKEN.findall(sentence)
-        sounds = [self._pronounce(token) if token[0].isalpha() else token for token in tokens]
-        for place, (token, following) in enumerate(zip(tokens, sounds[1:], strict=False)):
+        phonemes = [self._pronounce(token) if token[0].isalpha() else token for token in tokens]
+        for place, (token, following) in enumerate(zip(tokens, phonemes[1:], strict=False)):
             if (forms := _WEAK_FORMS.get(token.lower())) and following[0].isalpha() | (following[0] in _MARKS):
-                sounds[place] = forms[following.lstrip(_MARKS)[0] in _VOWELS]
-        return re.sub(" (?=[.,;:!?])", "", " ".join(map(_rewrite, sounds)))
+                phonemes[place] = forms[following.lstrip(_MARKS)[0] in _VOWELS]
+        return re.sub(" (?=[.,;:!?])", "", " ".join(map(_rewrite, phonemes)))
 
     def _pronounce(self, word: str) -> str:
-        """Return the sounds of ``word`` in the symbols of the lexicon."""
-        if sounds := self._look_up(word) or self._add_ending(word):
-            return sounds
+        """Return the phonemes of ``word`` in the symbols of the lexicon."""
+        if phonemes := self._look_up(word) or self._add_ending(word):
+            return phonemes
         if _ACRONYM.fullmatch(word):
             return "".join(self._words[letter] if letter.isupper() else "z" for letter in word)
         parts = _CASE_PARTS.findall(word)
@@ -82,27 +82,27 @@ class Pronunciation:
         return next((self._words[name] for name in names if name in self._words), "")
 
     def _add_ending(self, word: str) -> str:
-        """Return the sounds of ``word`` by those of its stem; "" without one."""
+        """Return the phonemes of ``word`` by those of its stem; "" without one."""
         for ending, stem in _stems(word):
-            if sounds := self._look_up(stem):
-                return sounds + _ending_sounds(ending, sounds)
+            if phonemes := self._look_up(stem):
+                return phonemes + _ending_phonemes(ending, phonemes)
         return ""
 
 
 def _default_of(entry: str | dict[str, str]) -> str:
-    """Return the pronunciation of an entry, which may depend on the part of speech."""
+    """Return the usual pronunciation of an entry."""
     return entry if isinstance(entry, str) else entry["DEFAULT"]
 
 
-def _rewrite(sounds: str) -> str:
+def _rewrite(phonemes: str) -> str:
     for pattern, symbols in _REWRITES:
-        sounds = pattern.sub(symbols, sounds)
-    return sounds
+        phonemes = pattern.sub(symbols, phonemes)
+    return phonemes
 
 
 def _stems(word: str) -> Iterator[tuple[str, str]]:
     """Yield endings of ``word``, with the possible stems of each."""
-    for ending, written in (
+    for ending, letters in (
         ("s", "'s"),
         ("s", "s'"),
         ("s", "es"),
@@ -111,16 +111,16 @@ def _stems(word: str) -> Iterator[tuple[str, str]]:
         ("ing", "ing"),
         ("li", "ly"),
     ):
-        if word.endswith(written) and len(word) > len(written) + 2:
-            stem = word[: -len(written)]
+        if word.endswith(letters) and len(word) > len(letters) + 2:
+            stem = word[: -len(letters)]
             yield from ((ending, each) for each in (stem, stem + "e", stem[:-1] + "y" * (stem[-1] == "i")) if each)
             if stem[-1] == stem[-2]:
                 yield ending, stem[:-1]
 
 
-def _ending_sounds(ending: str, sounds: str) -> str:
+def _ending_phonemes(ending: str, phonemes: str) -> str:
     if ending == "s":
-        return "ᵻz" if sounds.endswith(_HISSING) else "s" if sounds.endswith(_VOICELESS) else "z"
+        return "ᵻz" if phonemes.endswith(_HISSING) else "s" if phonemes.endswith(_VOICELESS) else "z"
     if ending == "d":
-        return "ᵻd" if sounds.endswith(("t", "d")) else "t" if sounds.endswith(_VOICELESS) else "d"
+        return "ᵻd" if phonemes.endswith(("t", "d")) else "t" if phonemes.endswith(_VOICELESS) else "d"
     return {"ing": "ɪŋ", "li": "li"}[ending]

@@ -107,7 +107,7 @@ def _read_params(params: Any) -> RecognitionParams:
 
 
 def _describe_segment(segment: Any, text: str, params: RecognitionParams) -> TranscriptChunk:
-    described: TranscriptSegment = {
+    details: TranscriptSegment = {
         "start": segment.start,
         "end": segment.end,
         "text": segment.text,
@@ -121,4 +121,4 @@ def _describe_segment(segment: Any, text: str, params: RecognitionParams) -> Tra
     words: list[TranscriptWord] = [
         {"word": each.word.strip(), "start": each.start, "end": each.end} for each in segment.words or ()
     ]
-    return TranscriptChunk(text=text, segments=[described] if params.segments else [], words=words)
+    return TranscriptChunk(text=text, segments=[details] if params.segments else [], words=words)

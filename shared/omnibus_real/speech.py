@@ -45,12 +45,12 @@ class SpeakText(UnitTask[TextToSpeak, SpokenAudio]):
         self._speak("1 is a number.")  # loads what the first sentence needs
 
     async def run(self, text: TextToSpeak) -> AsyncIterator[dict[str, Audio]]:
-        spoken = False
+        has_words = False
         async for sentence in split_sentences(_read_parts(text)):
             if audio := await asyncio.to_thread(self._speak, sentence):
-                spoken = True
+                has_words = True
                 yield {"audio": audio}
-        if not spoken:
+        if not has_words:
             raise BadRequest("the text has no words to speak; send at least one letter or number", param="input")
 
     def _speak(self, sentence: str) -> Audio | None:

@@ -47,7 +47,7 @@ _SIGNS = ",;:.!?"
 
 
 async def split_sentences(parts: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Yield sentences as soon as they are complete, each of at most ``MAX_SENTENCE`` characters."""
+    """Yield complete sentences of a stream, each of at most ``MAX_SENTENCE`` characters."""
     rest = ""
     async for part in parts:
         *sentences, rest = _SENTENCE_END.split(rest + part)
@@ -73,8 +73,8 @@ def spell_out(text: str) -> str:
 
 
 def _to_plain_letters(text: str) -> str:
-    decomposed = unicodedata.normalize("NFKD", text.translate(_PLAIN))
-    plain = "".join(each for each in decomposed if not unicodedata.combining(each))
+    letters = unicodedata.normalize("NFKD", text.translate(_PLAIN))
+    plain = "".join(each for each in letters if not unicodedata.combining(each))
     if foreign := sorted({each for each in plain if each.isalpha() and not each.isascii()}):
         raise BadRequest(
             f"the voice speaks English and cannot pronounce {' '.join(foreign[:8])}; send the text in Latin letters",
@@ -117,8 +117,8 @@ def _say_year(match: re.Match[str]) -> str:
 
 def _say_time(match: re.Match[str]) -> str:
     hours, minutes = int(match[1]), match[2]
-    spoken = "" if minutes == "00" else f"oh {minutes[1]}" if minutes[0] == "0" else minutes
-    return f" {hours} {spoken} "
+    minute_words = "" if minutes == "00" else f"oh {minutes[1]}" if minutes[0] == "0" else minutes
+    return f" {hours} {minute_words} "
 
 
 def _say_fraction(match: re.Match[str]) -> str:

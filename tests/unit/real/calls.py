@@ -31,5 +31,5 @@ def parts_of(job: MemoryJob, output: str) -> list[dict[str, Any]]:
 
 
 def to_file(samples: np.ndarray, rate: int) -> np.ndarray:
-    """Return the bytes of a WAV file as a placed file has them."""
+    """Return a WAV file as a task gets a placed one."""
     return np.frombuffer(encode_wav(to_pcm16(samples), rate), np.uint8)

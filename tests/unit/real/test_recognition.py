@@ -12,21 +12,21 @@ pytestmark = [pytest.mark.real, pytest.mark.xdist_group("trained weights")]
 
 
 async def test_words_have_times_and_params_may_be_json(speaker: SpeakText, recognizer: RecognizeSpeech):
-    spoken = await call_task(speaker, text="We drink coffee at ten thirty.", chunks=None)
-    file = to_file(spoken.outputs["audio"].items[0].array, 22_050)
+    speech = await call_task(speaker, text="We drink coffee at ten thirty.", chunks=None)
+    file = to_file(speech.outputs["audio"].items[0].array, 22_050)
 
-    heard = await call_task(recognizer, media=file, params=msgspec.Raw(b'{"words": true, "language": "en"}'))
+    result = await call_task(recognizer, media=file, params=msgspec.Raw(b'{"words": true, "language": "en"}'))
 
-    words = [word for part in parts_of(heard, "text") for word in part["words"]]
+    words = [word for part in parts_of(result, "text") for word in part["words"]]
     assert [word["word"] for word in words][:4] == ["We", "drink", "coffee", "at"]
     assert all(word["start"] < word["end"] for word in words)
-    assert [part["segments"] for part in parts_of(heard, "text")] == [[], []]
+    assert [part["segments"] for part in parts_of(result, "text")] == [[], []]
 
 
 async def test_silence_has_an_empty_transcript(recognizer: RecognizeSpeech):
-    heard = await call_task(recognizer, media=to_file(np.zeros(16_000, np.float32), 16_000))
+    result = await call_task(recognizer, media=to_file(np.zeros(16_000, np.float32), 16_000))
 
-    [end] = parts_of(heard, "text")
+    [end] = parts_of(result, "text")
     assert (end["text"], end["seconds"], end["usage"]) == ("", 1.0, {"completion_tokens": 0})
 
 

@@ -28,12 +28,12 @@ def words_of(text: str) -> list[str]:
     return re.findall("[a-z']+", spell_out(text).lower())
 
 
-def count_edits(words: list[str], others: list[str]) -> int:
+def count_edits(words: list[str], reference: list[str]) -> int:
     """Return the Levenshtein distance of two texts in words."""
-    row = list(range(len(others) + 1))
+    row = list(range(len(reference) + 1))
     for i, word in enumerate(words, 1):
         before, row[0] = row.copy(), i
-        for j, other in enumerate(others, 1):
+        for j, other in enumerate(reference, 1):
             row[j] = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (word != other))
     return row[-1]
 
@@ -46,9 +46,9 @@ async def speak_text(speaker: SpeakText, text: str) -> list[np.ndarray]:
 
 async def test_a_recognizer_writes_what_the_voice_speaks(speaker: SpeakText, recognizer: RecognizeSpeech):
     sentences = await speak_text(speaker, TEXT)
-    heard = await call_task(recognizer, media=to_file(np.concatenate(sentences), RATE), params={"segments": True})
+    result = await call_task(recognizer, media=to_file(np.concatenate(sentences), RATE), params={"segments": True})
 
-    *parts, end = parts_of(heard, "text")
+    *parts, end = parts_of(result, "text")
     text = "".join(part["text"] for part in parts)
     assert len(sentences) == 4
     assert count_edits(words_of(TEXT), words_of(text)) <= 0.1 * len(words_of(TEXT)), text

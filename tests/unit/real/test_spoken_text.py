@@ -1,4 +1,4 @@
-"""Numbers, amounts and symbols become words, and sentences are cut as they arrive."""
+"""Numbers and symbols become words, and sentences are cut as they arrive."""
 
 from collections.abc import AsyncIterator
 
@@ -10,7 +10,7 @@ from omnibus_real.spoken_text import MAX_SENTENCE, spell_out, split_sentences
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("text", "spoken"),
+    ("text", "words"),
     [
         ("$7.20", "seven dollars and twenty cents"),
         ("0.05 EUR, £0.50, $1", "five cents, fifty pence, one dollar"),
@@ -29,8 +29,8 @@ from omnibus_real.spoken_text import MAX_SENTENCE, spell_out, split_sentences
         ("naïve “café” ßø…", "naive cafe sso."),
     ],
 )
-def test_text_is_written_as_it_is_spoken(text: str, spoken: str):
-    assert spell_out(text) == spoken
+def test_text_is_written_as_it_is_spoken(text: str, words: str):
+    assert spell_out(text) == words
 
 
 def test_letters_of_other_scripts_are_named():

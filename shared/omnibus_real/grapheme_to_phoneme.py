@@ -23,21 +23,23 @@ _CONSONANTS = {
 }  # fmt: skip
 #: Vowels without stress, whose number in ARPABET is 0.
 _WEAK = {"AH0": "ə", "ER0": "əɹ", "UW": "u"}
-_SOUNDS = {
+_PHONEMES = {
     **_CONSONANTS,
     **{
-        f"{name}{number}": mark + sound for name, sound in _VOWELS.items() for number, mark in enumerate(("", "ˈ", "ˌ"))
+        f"{name}{number}": mark + phoneme
+        for name, phoneme in _VOWELS.items()
+        for number, mark in enumerate(("", "ˈ", "ˌ"))
     },
     **_WEAK,
 }
 
 #: Vocabularies in the order of the network's rows.
 _LETTERS = ("<pad>", "<unk>", "</s>", *"abcdefghijklmnopqrstuvwxyz")
-_SPELLED = ("", "", "", "", *(_SOUNDS[name] for name in sorted(_SOUNDS)))
+_SPELLED = ("", "", "", "", *(_PHONEMES[name] for name in sorted(_PHONEMES)))
 _START, _END = 2, 3
 
 
-class LetterSounds:
+class GraphemeToPhoneme:
     """The network. ``file`` has its weights as arrays of numpy."""
 
     def __init__(self, file: Path) -> None:
@@ -45,20 +47,20 @@ class LetterSounds:
             self._weights: Weights = {name: arrays[name] for name in arrays.files}
 
     def pronounce(self, word: str) -> str:
-        """Return the pronunciation of ``word``, of letters a to z, in the symbols of the lexicon."""
+        """Return the phonemes of ``word`` in the symbols of the lexicon. It has letters a to z."""
         weights = self._weights
         state = np.zeros(weights["enc_w_hh"].shape[1], np.float32)
         for letter in [*map(_LETTERS.index, word), _LETTERS.index("</s>")]:
             state = self._step("enc", weights["enc_emb"][letter], state)
-        sounds: list[str] = []
-        sound = _START
+        phonemes: list[str] = []
+        phoneme = _START
         for _ in range(2 * len(word) + 4):
-            state = self._step("dec", weights["dec_emb"][sound], state)
-            sound = int((weights["fc_w"] @ state + weights["fc_b"]).argmax())
-            if sound == _END:
+            state = self._step("dec", weights["dec_emb"][phoneme], state)
+            phoneme = int((weights["fc_w"] @ state + weights["fc_b"]).argmax())
+            if phoneme == _END:
                 break
-            sounds.append(_SPELLED[sound])
-        return "".join(sounds)
+            phonemes.append(_SPELLED[phoneme])
+        return "".join(phonemes)
 
     def _step(self, part: str, inputs: NDArray[np.float32], state: NDArray[np.float32]) -> NDArray[np.float32]:
         names = (f"{part}_{name}" for name in ("w_ih", "b_ih", "w_hh", "b_hh"))
@@ -71,5 +73,4 @@ class LetterSounds:
 
 
 def _sigmoid(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    result: NDArray[np.float32] = 1 / (1 + np.exp(-values))
-    return result
+    return np.reciprocal(1 + np.exp(-values), dtype=np.float32)
