@@ -11,7 +11,7 @@ from omnibus.task import Media, TaskInput, TaskOutput, UnitTask, Value
 from omnibus.task.library import PlacedMedia
 from omnibus_real.packages import count_threads, import_package
 
-#: Pixels of one side of a blank image that loads the networks.
+#: Pixels of one side of a blank image.
 _BLANK_PIXELS = 64
 #: Largest distance of the middles of two lines in a row, in heights of the lower one of them.
 _ROW_DISTANCE = 0.5
@@ -54,7 +54,8 @@ class ReadImage(UnitTask[ImageToRead, ReadText]):
         threads = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": count_threads() for kind in ("intra", "inter")}
         import_package("cv2").setNumThreads(count_threads())
         self._reader = import_package("rapidocr").RapidOCR(params={"Global.log_level": "error", **threads})
-        self._reader(np.zeros((_BLANK_PIXELS, _BLANK_PIXELS, 3), np.uint8))
+        for use_det in (False, True):  # networks are loaded when they are used; the last value holds for later calls
+            self._reader(np.zeros((_BLANK_PIXELS, _BLANK_PIXELS, 3), np.uint8), use_det=use_det)
 
     def run(self, image: ImageToRead) -> ReadText:
         result = self._reader(np.ascontiguousarray(_decode_pixels(image.media)[..., ::-1]))

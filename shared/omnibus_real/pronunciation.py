@@ -68,7 +68,7 @@ class Pronunciation:
 
     def _pronounce(self, word: str) -> str:
         """Return the phonemes of ``word`` in the symbols of the lexicon."""
-        if phonemes := self._look_up(word) or self._add_ending(word):
+        if phonemes := self._find_word(word) or self._add_ending(word):
             return phonemes
         if _ACRONYM.fullmatch(word):
             return "".join(self._words[letter] if letter.isupper() else "z" for letter in word)
@@ -77,14 +77,14 @@ class Pronunciation:
             return "".join(map(self._pronounce, parts))
         return self._letters.pronounce(word.lower().replace("'", ""))
 
-    def _look_up(self, word: str) -> str:
+    def _find_word(self, word: str) -> str:
         names = (word, word.lower(), word.capitalize()) if word.islower() or word.istitle() else (word,)
         return next((self._words[name] for name in names if name in self._words), "")
 
     def _add_ending(self, word: str) -> str:
         """Return the phonemes of ``word`` by those of its stem; "" without one."""
         for ending, stem in _stems(word):
-            if phonemes := self._look_up(stem):
+            if phonemes := self._find_word(stem):
                 return phonemes + _ending_phonemes(ending, phonemes)
         return ""
 

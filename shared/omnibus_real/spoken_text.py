@@ -117,8 +117,9 @@ def _say_year(match: re.Match[str]) -> str:
 
 def _say_time(match: re.Match[str]) -> str:
     hours, minutes = int(match[1]), match[2]
-    minute_words = "" if minutes == "00" else f"oh {minutes[1]}" if minutes[0] == "0" else minutes
-    return f" {hours} {minute_words} "
+    full_hour = "o'clock" if hours <= 12 else "hundred"
+    spoken_minutes = full_hour if minutes == "00" else f"oh {minutes[1]}" if minutes[0] == "0" else minutes
+    return f" {hours} {spoken_minutes} "
 
 
 def _say_fraction(match: re.Match[str]) -> str:

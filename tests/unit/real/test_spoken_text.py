@@ -18,7 +18,7 @@ from omnibus_real.spoken_text import MAX_SENTENCE, spell_out, split_sentences
         ("-3.5°", "minus three point five degrees"),
         ("1,250 and 1250", "one thousand two hundred fifty and twelve fifty"),
         ("1905, 1900, 2005", "nineteen oh five, nineteen hundred, two thousand five"),
-        ("9:05 or 14:00", "nine oh five or fourteen"),
+        ("9:05, 10:00 or 14:00", "nine oh five, ten o'clock or fourteen hundred"),
         ("3/4 of ½", "three quarters of one half"),
         ("the 21st", "the twenty first"),
         ("version 1.2.3", "version one point two point three"),
