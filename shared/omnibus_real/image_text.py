@@ -1,6 +1,7 @@
 """Text in images: PP-OCRv6 of the package ``rapidocr``, by onnxruntime."""
 
 from collections.abc import Sequence
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -49,16 +50,25 @@ class ReadImage(UnitTask[ImageToRead, ReadText]):
     """
 
     _reader: Any = PrivateAttr(default=None)
+    #: Held while an image is read: each thread that calls a network computes as well.
+    _turn: Lock = PrivateAttr(default_factory=Lock)
 
     def load(self) -> None:
-        threads = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": count_threads() for kind in ("intra", "inter")}
         import_package("cv2").setNumThreads(count_threads())
-        self._reader = import_package("rapidocr").RapidOCR(params={"Global.log_level": "error", **threads})
+        self._reader = import_package("rapidocr").RapidOCR(
+            params={
+                "Global.log_level": "error",
+                "EngineConfig.onnxruntime.intra_op_num_threads": count_threads(),
+                "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+            }
+        )
         for use_det in (False, True):  # networks are loaded when they are used; the last value holds for later calls
             self._reader(np.zeros((_BLANK_PIXELS, _BLANK_PIXELS, 3), np.uint8), use_det=use_det)
 
     def run(self, image: ImageToRead) -> ReadText:
-        result = self._reader(np.ascontiguousarray(_decode_pixels(image.media)[..., ::-1]))
+        pixels = np.ascontiguousarray(_decode_pixels(image.media)[..., ::-1])
+        with self._turn:
+            result = self._reader(pixels)
         if not result.txts:
             raise BadMedia("no text was found in the image; send a sharper or larger one, upright and with contrast")
         lines = [

@@ -5,6 +5,7 @@ blank after each of them, and three scales.
 """
 
 import json
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ class Voice:
         self._numbers: dict[str, list[int]] = settings["phoneme_id_map"]
         self.rate: int = settings["audio"]["sample_rate"]
         self._session = open_session(file)
+        self._turn = Lock()  # each thread that calls the network computes as well
 
     def speak(self, phonemes: str) -> NDArray[np.float32]:
         """Return samples float32 [n] in [-1, 1]. ``phonemes`` are symbols of the voice; others are left out."""
@@ -38,5 +40,6 @@ class Voice:
             "input_lengths": np.array([len(numbers)], np.int64),
             "scales": np.array(_SCALES, np.float32),
         }
-        [samples] = self._session.run(None, inputs)
+        with self._turn:
+            [samples] = self._session.run(None, inputs)
         return np.clip(samples.reshape(-1), -1.0, 1.0)
