@@ -11,6 +11,7 @@ import msgspec
 from omnibus import checkpoints
 from omnibus.checkpoints.gguf_header import is_gguf
 from omnibus.checkpoints.identity import read_identity
+from omnibus.checkpoints.packaged import PACKAGED, find_packaged
 from omnibus.checkpoints.precheck import read_model_type
 from omnibus.checkpoints.report import Report, TrialReport
 from omnibus.cli import plans
@@ -38,7 +39,7 @@ async def run_models(options: argparse.Namespace) -> int:
         "list": _list_models,
         "show": _show_model,
         "check": _check_checkpoint,
-        "get": _download_checkpoint,
+        "get": _get_checkpoint,
         "tiny": _build_tiny,
     }
     return await commands[options.models_command](options)
@@ -125,7 +126,11 @@ def _encoder_identities(report: Report) -> dict[str, str]:
     return identities
 
 
-async def _download_checkpoint(options: argparse.Namespace) -> int:
+async def _get_checkpoint(options: argparse.Namespace) -> int:
+    if not options.id:
+        return _list_packaged(options)
+    if "/" not in options.id:
+        return _find_packaged(options)
     is_shown = not options.json
     silent = (
         {} if is_shown and sys.stderr.isatty() else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -134,6 +139,25 @@ async def _download_checkpoint(options: argparse.Namespace) -> int:
         "omnibus.checkpoints", options.id, within=DOWNLOAD_TIMEOUT_SECONDS, env=silent, show=is_shown
     )
     _print_path(options, {"id": options.id, "path": path})
+    return 0
+
+
+def _list_packaged(options: argparse.Namespace) -> int:
+    if options.json:
+        print_json({name: {**each._asdict(), "installed": each.is_installed} for name, each in PACKAGED.items()})
+    else:
+        print("\n".join(models_format.packaged_lines()))
+    return 0
+
+
+def _find_packaged(options: argparse.Namespace) -> int:
+    """Print where packaged weights are. The licence is on stderr, so that a script can use the path."""
+    path = find_packaged(options.id)
+    about = PACKAGED[options.id]
+    if not options.json:
+        print(f"{about.weights}, from {about.package} {about.release}, licence {about.licence}", file=sys.stderr)
+        print(models_format.packaged_use(options.id, path), file=sys.stderr)
+    _print_path(options, {"id": options.id, "path": str(path), "licence": about.licence})
     return 0
 
 

