@@ -16,6 +16,7 @@ from omnibus.cli.up import NO_MODELS, load_declarations
 from omnibus.errors import BadRequest, OmnibusError, Rejected
 from omnibus.families import catalog
 from omnibus.process.logs import Log
+from omnibus.up.real_models import REAL_MODELS, real_models, real_settings
 from omnibus.up.stack import Stack
 from omnibus.up.tiny_models import tiny_models
 
@@ -33,7 +34,7 @@ async def _run_app(options: argparse.Namespace, bar: ProgressBar) -> int:
     if _chooses_models(options):
         models = await load_declarations(options, bar.update)
     else:
-        models = await _declare_tiny_models(description, bar)
+        models = await _declare_local_models(description, bar)
     root = app_target.locate_module(options.target)[1] if app_target.is_file(options.target) else Path.cwd()
     quiet = io.StringIO()
     stack = Stack(
@@ -41,6 +42,7 @@ async def _run_app(options: argparse.Namespace, bar: ProgressBar) -> int:
         port=_choose_port(options.port, once),
         apps_dir=root,
         log=Log(quiet) if once else None,
+        env=real_settings() if _is_real(description) else None,
         fork_executors=models != NO_MODELS,
         passing=once,
         report=bar.update,
@@ -71,15 +73,27 @@ def _chooses_models(options: argparse.Namespace) -> bool:
     return bool(options.models or options.only or options.no_models)
 
 
-async def _declare_tiny_models(app: Description, bar: ProgressBar) -> str:
-    """Declare the tiny models whose unit tasks ``app`` calls. Raises ``BadRequest`` for other models."""
-    models = dict.fromkeys(task.model for task in app.tasks if task.model and not task.own)
+def _called_models(app: Description) -> list[str]:
+    return list(dict.fromkeys(task.model for task in app.tasks if task.model and not task.own))
+
+
+def _is_real(app: Description) -> bool:
+    """Return whether ``app`` runs on trained models of packages."""
+    return not {*REAL_MODELS}.isdisjoint(_called_models(app))
+
+
+async def _declare_local_models(app: Description, bar: ProgressBar) -> str:
+    """Declare the models whose unit tasks ``app`` calls: tiny ones, or those of packages. Raises ``BadRequest`` for
+    others."""
+    models = _called_models(app)
+    if models and {*models} <= {*REAL_MODELS}:
+        return real_models(models)
     other_models = [model for model in models if model not in catalog.LOCAL]
     if other_models:
         raise BadRequest(
             f"{app.name} needs {', '.join(other_models)}: declare it in a file and name that with --models FILE"
         )
-    return await tiny_models(list(models), report=bar.update) if models else NO_MODELS
+    return await tiny_models(models, report=bar.update) if models else NO_MODELS
 
 
 def _choose_port(port: int | None, once: bool) -> int:

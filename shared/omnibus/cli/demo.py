@@ -4,7 +4,6 @@ import argparse
 import asyncio
 import base64
 import io
-import os
 import sys
 import tempfile
 import time
@@ -14,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.cli import demo_drawing, demo_media, demo_world
-from omnibus.cli.invocations import invocation_lines
+from omnibus.cli.demo_output import MODEL, PROMPT, check_output, print_line, print_record, print_stream, program_name
+from omnibus.cli.demo_real import run_real_demo
 from omnibus.cli.progress import ProgressBar
 from omnibus.errors import BadRequest, Rejected
 from omnibus.families import catalog
 from omnibus.process import run_module
 from omnibus.process.logs import Log
 from omnibus.process.spec import python_path
-from omnibus.recording.records import find_record
 from omnibus.up.stack import Stack
 from omnibus.up.tiny_models import tiny_models
 
@@ -29,14 +28,15 @@ from omnibus.up.tiny_models import tiny_models
 RANDOM_ANSWER_TOKENS, RANDOM_SPEECH_CODES = 1500, 400
 #: Most tokens of an answer of a trained model, which stops before that.
 TRAINED_ANSWER_TOKENS = 40
-#: The default question, and the default model.
-PROMPT, MODEL = "What do you see and hear?", "qwen2.5-omni-world"
 _CHECK_SECONDS = 60.0
-#: Characters of the answer that are printed.
-MAX_PRINTED_CHARS = 400
 
 
 async def run_demo(options: argparse.Namespace) -> int:
+    """Run the demo that ``options`` choose."""
+    return await (run_real_demo(options) if options.real else _run_small_demo(options))
+
+
+async def _run_small_demo(options: argparse.Namespace) -> int:
     models = {**catalog.TINY, **catalog.WORLD}
     speaking = {name: "talker" in catalog.FAMILIES[family]["components"] for name, family in models.items()}
     chatting = [name for name, family in models.items() if "thinker" in catalog.FAMILIES[family]["components"]]
@@ -50,14 +50,14 @@ async def run_demo(options: argparse.Namespace) -> int:
         else demo_world.DemoSample(demo_media.make_image(), demo_media.make_audio())
     )
     content = _message_content(options, speaks, sample)
-    _print_line(_TRAINED if is_trained else _RANDOM)
+    print_line(_TRAINED if is_trained else _RANDOM)
     began = time.monotonic()
-    _print_line("starting NATS, Valkey, the services and the model ...")
+    print_line("starting NATS, Valkey, the services and the model ...")
     log = io.StringIO()
     try:
         async with _demo_stack(options.model, sample, log) as stack:
             took = time.monotonic() - began
-            _print_line(f"up after {took:.1f} s: {len(stack.supervisor.pids)} processes, API at {stack.url}/v1\n")
+            print_line(f"up after {took:.1f} s: {len(stack.supervisor.pids)} processes, API at {stack.url}/v1\n")
             id, answer = await asyncio.to_thread(_send_request, stack.url, options, content, speaks)
             if is_trained and speaks:
                 await _print_verdict(options, sample.answer, answer)
@@ -65,12 +65,12 @@ async def run_demo(options: argparse.Namespace) -> int:
                 await demo_drawing.draw_and_describe(
                     stack.url, sample.wish, options.model, Path(options.out).with_suffix(".png")
                 )
-            await _print_record(stack, id)
+            await print_record(stack, id)
     except Exception as error:
         if not isinstance(error, Rejected):  # the request is invalid: the log does not help
             print(log.getvalue(), file=sys.stderr)
         raise
-    _print_line(f"\neverything is stopped; `{_program_name()} up` starts it again, until Ctrl-C")
+    print_line(f"\neverything is stopped; `{program_name()} up` starts it again, until Ctrl-C")
     return 0
 
 
@@ -78,17 +78,12 @@ async def _check_files(options: argparse.Namespace, speaks: bool) -> None:
     """Check your files and the output's path before anything starts. Raises ``BadRequest``."""
     if options.audio and not speaks:
         raise BadRequest(f"{options.model} does not accept audio: omit --audio or use --model {MODEL}")
-    _check_output(Path(options.out))
+    check_output(Path(options.out))
     files = [f"{name}={path}" for name in ("image", "audio", "video") if (path := getattr(options, name))]
     if files:
         await run_module.call_module(
             "omnibus_gateway.media", *files, within=_CHECK_SECONDS, env={"PYTHONPATH": python_path()}
         )
-
-
-def _check_output(out: Path) -> None:
-    if out.is_dir() or not os.access(out.parent, os.W_OK):
-        raise BadRequest(f"--out {out}: cannot write a file there")
 
 
 @asynccontextmanager
@@ -120,20 +115,16 @@ async def _print_verdict(options: argparse.Namespace, right: str, answer: str) -
     """Print whether the answer is right. Also print the words that a decoder of tones finds in its audio."""
     description = await demo_world.describe_media(Path(options.out))
     if right:
-        _print_line(f"expected answer: {right}: {demo_world.verdict_text(answer == right)}")
+        print_line(f"expected answer: {right}: {demo_world.verdict_text(answer == right)}")
     same = "the same" if description == answer else "something else"
-    _print_line(f"tones decoded without a model: {description}: {same}")
-
-
-def _print_line(text: str) -> None:
-    print(text, flush=True)
+    print_line(f"tones decoded without a model: {description}: {same}")
 
 
 def _message_content(options: argparse.Namespace, speaks: bool, sample: demo_world.DemoSample) -> list[dict[str, Any]]:
     """Return the content parts of the request: your files, or a generated image and audio clip."""
     image = Path(options.image).read_bytes() if options.image else sample.picture
     if not options.image and sys.stdout.isatty():
-        _print_line(f"{demo_world.terminal_image(image)}\n")
+        print_line(f"{demo_world.terminal_image(image)}\n")
     parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": _data_url("image/jpeg", image)}}]
     if options.video:
         parts.append(
@@ -161,12 +152,12 @@ def _send_request(
     body: dict[str, Any] = {"model": options.model, "messages": [{"role": "user", "content": content}]}
     if speaks:
         body |= {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "wav"}}
-    _print_line(f"asking {options.model}: {options.prompt!r} with {len(content) - 1} media items")
+    print_line(f"asking {options.model}: {options.prompt!r} with {len(content) - 1} media items")
     began = time.monotonic()
     try:
         body |= _length_params(options.model, speaks)
         stream = client.chat.completions.create(**body, stream=True)
-        answer = _print_stream(stream, began, Path(options.out))
+        answer = print_stream(stream, began, Path(options.out))
     except openai.APIStatusError as error:
         raise BadRequest(f"the gateway answered {error.status_code}: {error.message}") from error
     return str(stream.response.headers["x-request-id"]), answer
@@ -184,53 +175,3 @@ def _length_params(model: str, speaks: bool) -> dict[str, Any]:
         "extra_body": {"ignore_eos": True},
         **speech,
     }
-
-
-def _print_stream(stream: Any, began: float, out: Path) -> str:
-    """Print text as it arrives and write the audio to ``out``. Returns the text."""
-    samples, text = bytearray(), ""
-    first: dict[str, float] = {}
-    last_text = 0.0
-    for chunk in stream:
-        delta = chunk.choices[0].delta if chunk.choices else None
-        if delta is not None and delta.content:
-            last_text = time.monotonic() - began
-            first.setdefault("text", last_text)
-            print(delta.content[: max(0, MAX_PRINTED_CHARS - len(text))], end="", flush=True)
-            text += delta.content
-        if delta is not None and (audio := getattr(delta, "audio", None)) and audio.data:
-            first.setdefault("sound", time.monotonic() - began)
-            samples += base64.b64decode(audio.data)
-    _print_line(f" … and {len(text) - MAX_PRINTED_CHARS} more characters" if len(text) > MAX_PRINTED_CHARS else "")
-    _print_line(f"\nfirst text after {first.get('text', 0):.2f} s, last text after {last_text:.2f} s")
-    if samples:
-        out.write_bytes(samples)
-        _print_line(f"first audio after {first['sound']:.2f} s; all of it is in {out} ({len(samples)} bytes)")
-    return text
-
-
-async def _print_record(stack: Stack, id: str) -> None:
-    """Print the route of the request, from its record."""
-    invocation, end = await find_record(stack.bus, id)
-    for _ in range(20):
-        if end is not None:
-            break
-        await asyncio.sleep(0.05)
-        invocation, end = await find_record(stack.bus, id)
-    _print_line("\nits route\n" + "\n".join(invocation_lines(invocation, end)))
-    program = _program_name()
-    looks = {"tail": "watch requests begin and end", f"show {id}": "graph, route and waterfall"}
-    looks[f"replay {id}"] = "run it again, compare the answers"
-    width = max(len(look) for look in looks)
-    lines = [f"  {program} {look:<{width}}  {purpose}" for look, purpose in looks.items()]
-    lines.append(f"  nats stream view OMNIBUS_INVOCATIONS --subject 'omnibus.inv.*.{id}'")
-    _print_line(f"\nto inspect any request while `{program} up` runs, use\n" + "\n".join(lines))
-
-
-def _program_name() -> str:
-    """Return this command as you would type it in this directory."""
-    program = Path(sys.argv[0])
-    if program.name != "omnibus":
-        return "omnibus"
-    inside = program.is_absolute() and program.is_relative_to(Path.cwd())
-    return str(program.relative_to(Path.cwd())) if inside else str(program)

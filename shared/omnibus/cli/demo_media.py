@@ -4,6 +4,7 @@ import io
 import math
 import struct
 import wave
+from collections.abc import Sequence
 
 
 def make_image() -> bytes:
@@ -31,4 +32,20 @@ def make_audio(seconds: float = 2.0, rate: int = 16000) -> bytes:
         file.setsampwidth(2)
         file.setframerate(rate)
         file.writeframes(b"".join(struct.pack("<h", sample) for sample in samples))
+    return out.getvalue()
+
+
+def draw_receipt(lines: Sequence[tuple[str, str]], total: float) -> bytes:
+    """Return a PNG of a receipt: ``lines`` of words and a price, then the total."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    rows = [*lines, ("TOTAL EUR", f"{total:.2f}")]
+    image = Image.new("L", (420, 60 + 44 * len(rows)), 255)
+    draw = ImageDraw.Draw(image)
+    font = ImageFont.load_default(size=28)
+    for row, (words, price) in enumerate(rows):
+        draw.text((30, 30 + 44 * row), words, fill=0, font=font)
+        draw.text((390, 30 + 44 * row), price, fill=0, font=font, anchor="ra")
+    out = io.BytesIO()
+    image.save(out, "PNG")
     return out.getvalue()

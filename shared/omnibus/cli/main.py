@@ -168,6 +168,9 @@ def _add_up(commands: Any) -> None:
     models = up.add_mutually_exclusive_group()
     models.add_argument("--models", metavar="FILE", help="declarations of models; without it the small trained ones")
     models.add_argument("--no-models", action="store_true", help="serve what apps bring along and nothing else")
+    models.add_argument(
+        "--real", action="store_true", help="serve trained models of packages, and a voice assistant and more on them"
+    )
     up.add_argument(
         "--only", action="append", default=[], metavar="NAME",
         help="serve this local model in their place (repeatable; a wrong name lists all)",
@@ -182,6 +185,11 @@ def _add_up(commands: Any) -> None:
 
 def _add_demo(commands: Any) -> None:
     demo = commands.add_parser("demo", help="start everything, send one request with an image and audio, show its path")
+    demo.add_argument(
+        "--real",
+        action="store_true",
+        help="trained models of packages: a voice assistant, a receipt, a search",
+    )
     demo.add_argument("--image", metavar="FILE", help="your own image")
     demo.add_argument("--audio", metavar="FILE", help="your own audio file")
     demo.add_argument("--video", metavar="FILE", help="your own video")

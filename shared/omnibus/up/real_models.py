@@ -1,0 +1,45 @@
+"""Trained models of packages that a laptop serves, and the apps on them."""
+
+import json
+import os
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any
+
+from omnibus.checkpoints.packaged import INSTALL_ALL, PACKAGED, find_packaged, require_packaged
+from omnibus.errors import NotFound
+
+#: Modules of the apps, each with a model of its name.
+REAL_APPS = ("omnibus_real.apps.assistant", "omnibus_real.apps.receipt", "omnibus_real.apps.search")
+#: Models of the plan that the apps call.
+REAL_MODELS = ("smollm2", "minilm")
+#: Tokens of a prompt and its answer, and requests at a time: their cache takes memory from the start.
+_CONTEXT, _BATCH = 2048, 4
+#: Libraries of the engines, by module and by name.
+_LIBRARIES = {"xllamacpp": "xllamacpp", "faster_whisper": "faster-whisper", "onnxruntime": "onnxruntime"}
+
+
+def require_real_set() -> None:
+    """Raise ``NotFound`` with the remedy if weights or engines of the whole set are not installed."""
+    require_packaged(PACKAGED)
+    if missing := [name for module, name in _LIBRARIES.items() if find_spec(module) is None]:
+        raise NotFound(
+            f"{', '.join(missing)}: not installed; run `{INSTALL_ALL}` in a clone, or install the extra real"
+        )
+
+
+def real_models(names: Iterable[str] = REAL_MODELS) -> str:
+    """Return declarations of models among ``REAL_MODELS``. Apps bring the other components. Raises ``NotFound``."""
+    llm = {"components": ["thinker"], "service": "llm", "engine": "omnibus_engines:llama_cpp"}
+    models: dict[str, dict[str, Any]] = {
+        "smollm2": {"family": "causal_lm", "context": _CONTEXT, "options": {"L": llm}},
+        "minilm": {"family": "sentence_encoder"},
+    }
+    return json.dumps({"models": {name: {**models[name], "checkpoint": str(find_packaged(name))} for name in names}})
+
+
+def real_settings() -> dict[str, str]:
+    """Return the settings of executors of ``real_models``, without those that the environment has."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    settings = {"OMNIBUS_EXECUTOR_BATCH": str(_BATCH), "OMNIBUS_EXECUTOR_THREADS": str(cores)}
+    return {name: value for name, value in settings.items() if name not in os.environ}
