@@ -39,7 +39,11 @@ def real_models(names: Iterable[str] = REAL_MODELS) -> str:
 
 
 def real_settings() -> dict[str, str]:
-    """Return the settings of executors of ``real_models``, without those that the environment has."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    settings = {"OMNIBUS_EXECUTOR_BATCH": str(_BATCH), "OMNIBUS_EXECUTOR_THREADS": str(cores)}
-    return {name: value for name, value in settings.items() if name not in os.environ}
+    """Return the settings of executors of ``real_models``, without those that the environment has.
+
+    An engine has half of the processors. Threads of llama.cpp wait for one another without sleeping, so next to other
+    busy engines two threads on two processors are ten times slower than one.
+    """
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    settings = {"OMNIBUS_EXECUTOR_BATCH": _BATCH, "OMNIBUS_EXECUTOR_THREADS": max(1, processors // 2)}
+    return {name: str(value) for name, value in settings.items() if name not in os.environ}
