@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.cli import demo_drawing, demo_media, demo_world
-from omnibus.cli.demo_output import MODEL, PROMPT, check_output, print_line, print_record, print_stream, program_name
+from omnibus.cli.demo_output import (
+    MODEL,
+    PROMPT,
+    check_output,
+    print_line,
+    print_looks,
+    print_record,
+    print_stream,
+    program_name,
+)
 from omnibus.cli.demo_real import run_real_demo
 from omnibus.cli.progress import ProgressBar
 from omnibus.errors import BadRequest, Rejected
@@ -66,6 +75,7 @@ async def _run_small_demo(options: argparse.Namespace) -> int:
                     stack.url, sample.wish, options.model, Path(options.out).with_suffix(".png")
                 )
             await print_record(stack, id)
+            print_looks(id)
     except Exception as error:
         if not isinstance(error, Rejected):  # the request is invalid: the log does not help
             print(log.getvalue(), file=sys.stderr)

@@ -10,7 +10,7 @@ from typing import Any
 
 from omnibus.cli.invocations import invocation_lines
 from omnibus.errors import BadRequest
-from omnibus.recording.records import find_record
+from omnibus.recording.records import Record, find_record
 from omnibus.up.stack import Stack
 
 #: The default question, and the default model.
@@ -51,15 +51,24 @@ def print_stream(stream: Any, began: float, out: Path) -> str:
     return text
 
 
-async def print_record(stack: Stack, id: str) -> None:
-    """Print the route of the request, from its record."""
-    invocation, end = await find_record(stack.bus, id)
+async def find_ended(stack: Stack, id: str) -> Record:
+    """Return the record of a request, with its end if that comes within a second."""
     for _ in range(20):
-        if end is not None:
+        record = await find_record(stack.bus, id)
+        if record.ended is not None:
             break
         await asyncio.sleep(0.05)
-        invocation, end = await find_record(stack.bus, id)
-    print_line("\nits route\n" + "\n".join(invocation_lines(invocation, end)))
+    return record
+
+
+async def print_record(stack: Stack, id: str) -> None:
+    """Print the route of the request, from its record."""
+    record = await find_ended(stack, id)
+    print_line("\nits route\n" + "\n".join(invocation_lines(*record)))
+
+
+def print_looks(id: str) -> None:
+    """Print the commands that inspect a request."""
     program = program_name()
     looks = {"tail": "watch requests begin and end", f"show {id}": "graph, route and waterfall"}
     looks[f"replay {id}"] = "run it again, compare the answers"

@@ -7,23 +7,35 @@ import io
 import json
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from omnibus.cli import demo_media
-from omnibus.cli.demo_output import MODEL, PROMPT, check_output, print_line, print_record, print_stream, program_name
+from omnibus.cli.demo_output import (
+    MODEL,
+    PROMPT,
+    check_output,
+    find_ended,
+    print_line,
+    print_looks,
+    print_record,
+    print_stream,
+    program_name,
+)
 from omnibus.cli.format.models import packaged_lines
 from omnibus.cli.gateway import Gateway
+from omnibus.cli.invocations import replay_and_print
 from omnibus.cli.progress import ProgressBar
 from omnibus.cli.up import register_everywhere
 from omnibus.errors import BadRequest, Rejected
 from omnibus.process.logs import Log
-from omnibus.recording.records import find_record
 from omnibus.up.real_models import REAL_APPS, real_models, real_settings, require_real_set
 from omnibus.up.stack import Stack
 
 #: The question that the voice speaks, and most tokens of an answer.
-QUESTION, _ANSWER_TOKENS = "What is the capital of France?", 80
+QUESTION, _ANSWER_TOKENS = "What can I see in Paris?", 45
 #: Lines of the receipt, and the total that is to be found on it.
 RECEIPT = (("CORNER BAKERY", ""), ("2026-11-28", ""), ("Bread", "3.40"), ("Coffee", "2.80"), ("Cake", "4.10"))
 TOTAL = 10.30
@@ -49,16 +61,10 @@ async def run_real_demo(options: argparse.Namespace) -> int:
     log = io.StringIO()
     began = time.monotonic()
     try:
-        with ProgressBar() as bar:
-            settings = real_settings()
-            async with Stack(real_models(), env=settings, log=Log(log), passing=True, report=bar.update) as stack:
-                for app in REAL_APPS:
-                    bar.update(f"starting {app}", 0, 1)
-                    await stack.supervisor.unless_over(register_everywhere(stack, app))
-                bar.close()
-                took = time.monotonic() - began
-                print_line(f"up after {took:.1f} s: {len(stack.supervisor.pids)} processes, API at {stack.url}/v1\n")
-                await _show_apps(stack, options, out)
+        async with _real_stack(log) as stack:
+            took = time.monotonic() - began
+            print_line(f"up after {took:.1f} s: {len(stack.supervisor.pids)} processes, API at {stack.url}/v1\n")
+            await _show_apps(stack, options, out)
     except Exception as error:
         if not isinstance(error, Rejected):
             print(log.getvalue(), file=sys.stderr)
@@ -67,12 +73,28 @@ async def run_real_demo(options: argparse.Namespace) -> int:
     return 0
 
 
+@asynccontextmanager
+async def _real_stack(log: io.StringIO) -> AsyncIterator[Stack]:
+    """Run the trained models and the apps on them."""
+    with ProgressBar() as bar:
+
+        async def register_apps(stack: Stack) -> None:
+            await register_everywhere(stack, REAL_APPS, bar.update)
+
+        models, settings = real_models(), real_settings()
+        async with Stack(
+            models, env=settings, log=Log(log), passing=True, set_up=register_apps, report=bar.update
+        ) as stack:
+            bar.close()
+            yield stack
+
+
 async def _show_apps(stack: Stack, options: argparse.Namespace, out: Path) -> None:
     client = Client(stack)
     id = await asyncio.to_thread(_ask_assistant, client, options, out)
     await asyncio.to_thread(_read_receipt, client, options, out.with_name("receipt.png"))
     await asyncio.to_thread(_search, client)
-    await _print_segments(stack, id)
+    await _print_route(stack, id)
 
 
 class Client:
@@ -156,8 +178,13 @@ def _search(client: Client) -> None:
     print_line(f"found after {time.monotonic() - began:.2f} s")
 
 
-async def _print_segments(stack: Stack, id: str) -> None:
-    """Print the routes of a request that grows: recognition first, and then what follows from its text."""
-    _, end = await find_record(stack.bus, id)
-    for segment in [id, *(end.segments if end is not None else ())]:
+async def _print_route(stack: Stack, id: str) -> None:
+    """Print the routes of a request that grows, recognition first and then the answer, and replay the answer."""
+    _, end = await find_ended(stack, id)
+    segments = end.segments if end is not None else []
+    for segment in [id, *segments]:
         await print_record(stack, segment)
+    invocation, _ = await find_ended(stack, segments[-1] if segments else id)
+    print_line(f"\n$ {program_name()} replay {invocation.id}")
+    await replay_and_print(stack.bus, invocation, plain=False)
+    print_looks(invocation.id)

@@ -43,7 +43,12 @@ async def run_up(options: argparse.Namespace) -> int:
         require_real_set()
         options.app = [*REAL_APPS, *options.app]
     await _check_apps(options)
+    apps: list[dict[str, Any]] = []
     with ProgressBar(silent=options.json) as bar:
+
+        async def register_apps(stack: Stack) -> None:
+            apps.extend(await register_everywhere(stack, options.app, bar.update))
+
         stack = Stack(
             real_models() if options.real else await load_declarations(options, bar.update),
             name=options.name,
@@ -53,10 +58,13 @@ async def run_up(options: argparse.Namespace) -> int:
             apps_dir=Path(options.apps_dir) if options.apps_dir else None,
             fork_executors=not options.no_models,  # without models it only costs time and memory
             env=real_settings() if options.real else None,
+            set_up=register_apps,
             report=bar.update,
             log=Log(io.StringIO()) if options.quiet else None,
         )
-        return await _run_stack(stack, options, bar)
+        async with stack:
+            bar.close()
+            return await _run_stack(stack, options, apps)
 
 
 async def _check_apps(options: argparse.Namespace) -> None:
@@ -69,22 +77,32 @@ async def _check_apps(options: argparse.Namespace) -> None:
         await describe_app(target)
 
 
-async def _run_stack(stack: Stack, options: argparse.Namespace, bar: ProgressBar) -> int:
-    async with stack:
-        bar.close()
-        apps = [await stack.supervisor.unless_over(register_everywhere(stack, target)) for target in options.app]
-        if options.json:
-            print_json({**run_summary(stack.state), "apps": [app["name"] for app in apps]})
-        else:
-            _print_addresses(stack, apps)
-        if options.detached:
-            silence_output()
-        await stack.supervisor.run_until_signal()
+async def _run_stack(stack: Stack, options: argparse.Namespace, apps: Sequence[Mapping[str, Any]]) -> int:
+    if options.json:
+        print_json({**run_summary(stack.state), "apps": [app["name"] for app in apps]})
+    else:
+        _print_addresses(stack, apps)
+    if options.detached:
+        silence_output()
+    await stack.supervisor.run_until_signal()
     return 0
 
 
-async def register_everywhere(stack: Stack, target: str) -> dict[str, Any]:
-    """Register ``target`` and return the app once every gateway serves it. Raises ``DeadlineExceeded``."""
+async def register_everywhere(
+    stack: Stack, targets: Sequence[str], report: Callable[[str, int, int], None]
+) -> list[dict[str, Any]]:
+    """Register ``targets`` and return the apps once every gateway serves them. ``report`` is that of ``Stack``.
+
+    Raises ``DeadlineExceeded``.
+    """
+    apps = []
+    for index, target in enumerate(targets):
+        report("starting apps", index, len(targets))
+        apps.append(await _register_app(stack, target))
+    return apps
+
+
+async def _register_app(stack: Stack, target: str) -> dict[str, Any]:
     gateways = [Gateway(url, stack.admin_token, str(stack.apps_dir), stack.certificate) for url in stack.urls]
     app = await asyncio.to_thread(register_app, gateways[0], target, None)
     name = app["name"]

@@ -88,8 +88,9 @@ class Stack:
 
     On Linux, services are forked from a fork server, and executors with the default engine from another one.
     ``fork_executors`` is whether there are any. With ``OMNIBUS_UP_FORK_SERVER=0``, and on other systems, they are
-    separate processes. ``name`` is that of the run, by default its port. For ``passing`` see ``RunState``. ``report``
-    is called with the current step, the number of executors that have loaded their weights, and their total.
+    separate processes. ``name`` is that of the run, by default its port. For ``passing`` see ``RunState``. ``set_up``
+    is awaited when all executors serve, before the run is ready. ``report`` is called with the current step, the number
+    of executors that have loaded their weights, and their total.
     """
 
     def __init__(  # noqa: PLR0913 each is an option of the command
@@ -105,6 +106,7 @@ class Stack:
         fork_executors: bool = True,
         passing: bool = False,
         name: str = "",
+        set_up: Callable[["Stack"], Awaitable[None]] | None = None,
         report: Callable[[str, int, int], None] = lambda what, done, count: None,
     ) -> None:
         if gateways < 1:
@@ -129,6 +131,7 @@ class Stack:
         self._extra = dict(env or {})
         self._passing = passing
         self._name = name
+        self._set_up = set_up
         self._report = report
         self._started = time.time()
         self._executors = self._loaded = 0
@@ -182,6 +185,8 @@ class Stack:
         await self.supervisor.unless_over(self._start_executors())
         await self.supervisor.unless_over(self.wait_until_ready(READY_TIMEOUT_SECONDS))
         self.supervisor.confirm_all()
+        if self._set_up is not None:
+            await self.supervisor.unless_over(self._set_up(self))
         self._publish_state(ready=True)
 
     async def _declare_models(self, declare: Declare) -> None:
