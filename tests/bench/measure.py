@@ -39,6 +39,7 @@ from tests.bench.cases import (
     PROFILES,
     QUOTES,
     RATIOS,
+    REAL_FIRST_AUDIO,
     RECORD_REPLAY,
     REGISTER,
     SCALE,
@@ -79,6 +80,7 @@ _MODULES = {
     "node_plans": set(NODE_PLANS),
     "beside_vllm": {*VLLM.values(), TTFT},
     "beside_llama_cpp": {*LLAMA.values(), *LLAMA_COSTS},
+    "real": {REAL_FIRST_AUDIO},
 }
 _IDLE = 1.0  # seconds
 _FAIR_SECONDS = 900  # limit for all kinds of work of one tenant during another's, in sequence

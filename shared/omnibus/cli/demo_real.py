@@ -61,7 +61,7 @@ async def run_real_demo(options: argparse.Namespace) -> int:
     log = io.StringIO()
     began = time.monotonic()
     try:
-        async with _real_stack(log) as stack:
+        async with real_stack(log) as stack:
             took = time.monotonic() - began
             print_line(f"up after {took:.1f} s: {len(stack.supervisor.pids)} processes, API at {stack.url}/v1\n")
             await _show_apps(stack, options, out)
@@ -74,8 +74,8 @@ async def run_real_demo(options: argparse.Namespace) -> int:
 
 
 @asynccontextmanager
-async def _real_stack(log: io.StringIO) -> AsyncIterator[Stack]:
-    """Run the trained models and the apps on them."""
+async def real_stack(log: io.StringIO) -> AsyncIterator[Stack]:
+    """Run the trained models and the apps on them; ``log`` gets the lines of all processes."""
     with ProgressBar() as bar:
 
         async def register_apps(stack: Stack) -> None:
