@@ -6,8 +6,8 @@
                                           the client, over those that the engines need for it: the question recognized,
                                           the first sentence written, and that sentence spoken
 
-One system runs the models and apps of ``omnibus up --real``. Engines are measured in the same rounds, each by a request
-of its own, as its executor counts its seconds. The result is the median of the rounds.
+One system runs the models and apps of ``omnibus up --real``. Engines are measured in the same rounds, each by a separate
+request, as its executor counts its seconds. The result is the median of the rounds.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _END_SECONDS = 5.0
 
 
 class SpokenAnswer(NamedTuple):
-    """Seconds until the first audio, the first sentence, and how many tokens it has."""
+    """Seconds until the first audio, the first sentence, and its tokens."""
 
     first_audio: float
     sentence: str
@@ -68,22 +68,22 @@ async def engine_seconds(bus: Bus, response: Any) -> float:
 
 
 async def measure_engines(bus: Bus, client: Client, question: bytes, answer: SpokenAnswer) -> float:
-    """Return the seconds of the three engines for a question and the first sentence of its answer, one after another."""
+    """Return the seconds of the engines alone, until a first sentence is spoken."""
     openai = client.openai
-    recognized = await asyncio.to_thread(
+    transcript = await asyncio.to_thread(
         openai.audio.transcriptions.with_raw_response.create, model="assistant", file=("speech.wav", question)
     )
-    messages: Any = [{"role": "user", "content": recognized.parse().text}]
-    written = await asyncio.to_thread(
+    messages: Any = [{"role": "user", "content": transcript.parse().text}]
+    chat = await asyncio.to_thread(
         openai.chat.completions.with_raw_response.create,
         model="assistant", messages=messages, temperature=0, max_tokens=answer.tokens,
     )  # fmt: skip
-    spoken = await asyncio.to_thread(
+    speech = await asyncio.to_thread(
         openai.audio.speech.with_raw_response.create,
         model="assistant", voice="joe", input=answer.sentence, response_format="wav",
     )  # fmt: skip
-    assert answer.sentence in (written.parse().choices[0].message.content or "")
-    return sum([await engine_seconds(bus, each) for each in (recognized, written, spoken)])
+    assert answer.sentence in (chat.parse().choices[0].message.content or "")
+    return sum([await engine_seconds(bus, each) for each in (transcript, chat, speech)])
 
 
 async def measure_ratios() -> dict[str, float]:

@@ -73,7 +73,10 @@ SKIPPED: Mapping[tuple[str, str], str] = {
     ("operations", "docker compose"): "Docker; tests/e2e/test_compose.py starts the layers",
     ("operations", "kubectl"): _CLUSTER,
     ("performance", ""): "installs other load generators from a package index",
-    ("real", ""): "needs trained weights, see make install-real; tests/e2e/test_real_apps.py runs the demo and the apps",
+    (
+        "real",
+        "",
+    ): "needs trained weights, see make install-real; tests/e2e/test_real_apps.py runs the demo and the apps",
     ("realtime", "pip install"): "installs from a package index; the tests have the package",
     ("realtime", "new WebSocket"): "a browser; tests/e2e/voice connects with the same subprotocols",
     ("reliability", ""): "minutes to an hour of faults; tests/chaos and tests/fuzz run shorter ones",

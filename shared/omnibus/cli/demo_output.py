@@ -52,7 +52,7 @@ def print_stream(stream: Any, began: float, out: Path) -> str:
 
 
 async def find_ended(stack: Stack, id: str) -> Record:
-    """Return the record of a request, with its end if that comes within a second."""
+    """Return the record of a request, with its end unless that takes a second."""
     for _ in range(20):
         record = await find_record(stack.bus, id)
         if record.ended is not None:

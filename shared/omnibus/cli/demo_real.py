@@ -36,10 +36,10 @@ from omnibus.up.stack import Stack
 
 #: The question that the voice speaks, and most tokens of an answer.
 QUESTION, _ANSWER_TOKENS = "What can I see in Paris?", 45
-#: Lines of the receipt, and the total that is to be found on it.
+#: Lines of the receipt, and its total.
 RECEIPT = (("CORNER BAKERY", ""), ("2026-11-28", ""), ("Bread", "3.40"), ("Coffee", "2.80"), ("Cake", "4.10"))
 TOTAL = 10.30
-#: What is searched, and where. No word is in both.
+#: A query, and the sentences for it. No word is in both.
 QUERY = "Where can I eat something sweet?"
 SENTENCES = (
     "The library closes at six in the evening.",
@@ -52,7 +52,7 @@ async def run_real_demo(options: argparse.Namespace) -> int:
     """Run the demo with trained models. Raises ``NotFound`` with the remedy if they are not installed."""
     require_real_set()
     if options.video or options.model != MODEL:
-        raise BadRequest("--real has models of its own and reads no video: omit --model and --video")
+        raise BadRequest("--real chooses its models and reads no video: omit --model and --video")
     out = Path(options.out)
     check_output(out)
     print_line("Omnibus demo with trained models of packages. They are small: expect simple answers and mistakes.\n")
@@ -133,8 +133,8 @@ class Client:
     def search(self, query: str, texts: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return ``texts`` with their scores, best first."""
         body = {"query": query, "texts": texts}
-        found: list[dict[str, Any]] = self.gateway.call("POST", "/v1/apps/search/invoke", body)
-        return found
+        results: list[dict[str, Any]] = self.gateway.call("POST", "/v1/apps/search/invoke", body)
+        return results
 
 
 def _ask_assistant(client: Client, options: argparse.Namespace, out: Path) -> str:
@@ -144,9 +144,9 @@ def _ask_assistant(client: Client, options: argparse.Namespace, out: Path) -> st
     else:
         text = QUESTION if options.prompt == PROMPT else options.prompt
         question = client.speak(text)
-        spoken = out.with_name("question.wav")
-        spoken.write_bytes(question)
-        print_line(f"the voice speaks a question into {spoken}: {text}")
+        file = out.with_name("question.wav")
+        file.write_bytes(question)
+        print_line(f"the voice speaks a question into {file}: {text}")
     print_line(f"recognized in it: {client.transcribe(question)}")
     print_line("asking assistant with this audio")
     data = base64.b64encode(question).decode()
@@ -173,13 +173,13 @@ def _read_receipt(client: Client, options: argparse.Namespace, out: Path) -> Non
 def _search(client: Client) -> None:
     print_line(f"\nasking search: {QUERY}")
     began = time.monotonic()
-    for found in client.search(QUERY, SENTENCES):
-        print_line(f"  {found['score']:.2f}  {found['text']}")
+    for result in client.search(QUERY, SENTENCES):
+        print_line(f"  {result['score']:.2f}  {result['text']}")
     print_line(f"found after {time.monotonic() - began:.2f} s")
 
 
 async def _print_route(stack: Stack, id: str) -> None:
-    """Print the routes of a request that grows, recognition first and then the answer, and replay the answer."""
+    """Print the routes of a request's segments, and replay the last one."""
     _, end = await find_ended(stack, id)
     segments = end.segments if end is not None else []
     for segment in [id, *segments]:

@@ -1,4 +1,4 @@
-"""Trained models of packages that a laptop serves, and the apps on them."""
+"""Trained models of packages, and the apps on them."""
 
 import json
 import os
@@ -20,11 +20,11 @@ _LIBRARIES = {"xllamacpp": "xllamacpp", "faster_whisper": "faster-whisper", "onn
 
 
 def require_real_set() -> None:
-    """Raise ``NotFound`` with the remedy if weights or engines of the whole set are not installed."""
+    """Raise ``NotFound`` with the remedy if weights or engines are not installed."""
     require_packaged(PACKAGED)
     if missing := [name for module, name in _LIBRARIES.items() if find_spec(module) is None]:
         raise NotFound(
-            f"{', '.join(missing)}: not installed; run `{INSTALL_ALL}` in a clone, or install the extra real"
+            f"{', '.join(missing)}: not installed. Run `{INSTALL_ALL}` in a clone, or install the extra real"
         )
 
 
@@ -39,10 +39,10 @@ def real_models(names: Iterable[str] = REAL_MODELS) -> str:
 
 
 def real_settings() -> dict[str, str]:
-    """Return the settings of executors of ``real_models``, without those that the environment has.
+    """Return settings of executors, without those that the environment has.
 
-    An engine has half of the processors. Threads of llama.cpp wait for one another without sleeping, so next to other
-    busy engines two threads on two processors are ten times slower than one.
+    An engine has half of the processors. Threads of llama.cpp wait for one another without sleeping. Next to other
+    busy engines, two threads on two processors are ten times slower than one.
     """
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     settings = {"OMNIBUS_EXECUTOR_BATCH": _BATCH, "OMNIBUS_EXECUTOR_THREADS": max(1, processors // 2)}

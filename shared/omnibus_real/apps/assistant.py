@@ -1,6 +1,6 @@
 """A voice assistant: it recognizes speech, writes an answer, and speaks each sentence as soon as it is written."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from omnibus.app import App
@@ -26,27 +26,29 @@ class Assistant(CompositeTask[ChatInput, ChatOutput]):
     speaker: SpeakText = SpeakText()
 
     async def invoke(self, request: ChatInput) -> ChatOutput:
-        heard = [await self.recognizer.invoke(SpokenRecording(media=media)).text for media in request.media]
-        messages = write_down(request.messages, heard)
+        transcripts = [await self.recognizer.invoke(SpokenRecording(media=media)).text for media in request.media]
+        messages = insert_transcripts(request.messages, transcripts)
         answer = self.writer.invoke(ThinkInput(messages=messages, params=request.params), work=request.prompt)
         if request.speech is None:
             return ChatOutput(text=answer.text)
         return ChatOutput(text=answer.text, audio=self.speaker.invoke(TextToSpeak(chunks=answer.text)).audio)
 
 
-def write_down(messages: Sequence[Mapping[str, Any]] | Mapping[str, Any], heard: Iterable[str]) -> list[dict[str, Any]]:
-    """Return ``messages`` with what was ``heard`` in the place of recordings, after instructions if they have none."""
+def insert_transcripts(
+    messages: Sequence[Mapping[str, Any]] | Mapping[str, Any], transcripts: Iterable[str]
+) -> list[dict[str, Any]]:
+    """Return ``messages`` with ``transcripts`` in the place of recordings, after instructions."""
     if isinstance(messages, Mapping):
         raise BadRequest("the chat is too long: start a new one", param="messages")
-    texts = iter(heard)
-    written = [{**message, "content": _text_of(message["content"], texts)} for message in messages]
-    return written if written[0]["role"] == "system" else [{"role": "system", "content": INSTRUCTIONS}, *written]
+    left = iter(transcripts)
+    texts = [{**message, "content": _text_of(message.get("content"), left)} for message in messages]
+    return texts if texts[0]["role"] == "system" else [{"role": "system", "content": INSTRUCTIONS}, *texts]
 
 
-def _text_of(content: Any, texts: Iterable[str]) -> str:
+def _text_of(content: Any, transcripts: Iterator[str]) -> str:
     if isinstance(content, str) or content is None:
         return content or ""
-    return " ".join(part["text"] if part["type"] == "text" else next(iter(texts)).strip() for part in content)
+    return " ".join(part["text"] if part["type"] == "text" else next(transcripts).strip() for part in content)
 
 
 ASSISTANT = Assistant()
@@ -57,8 +59,8 @@ async def serve(request: ChatInput) -> ChatOutput:
 
 
 async def transcribe(request: RecordingInput) -> Transcript:
-    recognized = await ASSISTANT.recognizer(SpokenRecording(media=request.media, params=request.params))
-    return Transcript(text=recognized.text)
+    speech = await ASSISTANT.recognizer(SpokenRecording(media=request.media, params=request.params))
+    return Transcript(text=speech.text)
 
 
 async def speak(request: TextToSpeechInput) -> SpeechOutput:

@@ -42,7 +42,7 @@ class ReceiptReader(CompositeTask[ChatInput, ChatOutput]):
 
 
 def make_schema(lines: Sequence[str]) -> dict[str, Any]:
-    """Return the schema of an answer whose values are among the ``lines`` and amounts of a receipt."""
+    """Return a schema that permits only ``lines`` and amounts of a receipt."""
     amounts = [amount for line in lines for amount in _AMOUNT.findall(line)]
     dates = [line for line in lines if _DIGIT.search(line) and not _AMOUNT.search(line)]
     totals = [float(amount.replace(",", ".")) for amount in amounts]

@@ -25,8 +25,8 @@ EMBEDDING = TextEmbedding(embedder=Embed(model="minilm", component="embedder"))
 async def serve(request: Search) -> list[Found]:
     vectors = await (await EMBEDDING(TextInput(text=[request.query, *request.texts]))).embedding
     scores = (vectors[1:] @ vectors[0]).tolist()
-    found = [Found(text=text, score=score) for text, score in zip(request.texts, scores, strict=True)]
-    return sorted(found, key=lambda each: -each.score)
+    results = [Found(text=text, score=score) for text, score in zip(request.texts, scores, strict=True)]
+    return sorted(results, key=lambda each: -each.score)
 
 
 async def embed(request: TextInput) -> Vectors:
