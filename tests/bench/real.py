@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import uvloop
 
 from omnibus.bus import Bus
-from omnibus.cli.demo_real import QUESTION, Client, real_stack
+from omnibus.cli.demo_real import QUESTION, DemoClient, real_stack
 from omnibus.recording.records import find_record
 from tests.bench.cases import REAL_FIRST_AUDIO
 
@@ -40,7 +40,7 @@ class SpokenAnswer(NamedTuple):
     tokens: int
 
 
-def ask_by_voice(client: Client, question: bytes) -> SpokenAnswer:
+def ask_by_voice(client: DemoClient, question: bytes) -> SpokenAnswer:
     """Ask with a recording, and read the answer to its end."""
     audio = {"data": base64.b64encode(question).decode(), "format": "wav"}
     began = time.perf_counter()
@@ -67,8 +67,8 @@ async def engine_seconds(bus: Bus, response: Any) -> float:
             await asyncio.sleep(0.05)
 
 
-async def measure_engines(bus: Bus, client: Client, question: bytes, answer: SpokenAnswer) -> float:
-    """Return the seconds of the engines alone, until a first sentence is spoken."""
+async def measure_engines(bus: Bus, client: DemoClient, question: bytes, answer: SpokenAnswer) -> float:
+    """Return the seconds of the engines alone, for one sentence."""
     openai = client.openai
     transcript = await asyncio.to_thread(
         openai.audio.transcriptions.with_raw_response.create, model="assistant", file=("speech.wav", question)
@@ -91,8 +91,8 @@ async def measure_ratios() -> dict[str, float]:
     log, ratios = io.StringIO(), []
     with contextlib.redirect_stdout(sys.stderr):
         async with real_stack(log) as stack:
-            client = Client(stack)
-            question = await asyncio.to_thread(client.speak, QUESTION)
+            client = DemoClient(stack)
+            question = await asyncio.to_thread(client.generate_speech, QUESTION)
             for number in range(_ROUNDS + 1):
                 answer = await asyncio.to_thread(ask_by_voice, client, question)
                 engines = await measure_engines(stack.bus, client, question, answer)

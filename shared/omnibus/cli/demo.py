@@ -17,8 +17,8 @@ from omnibus.cli.demo_output import (
     MODEL,
     PROMPT,
     check_output,
+    print_commands,
     print_line,
-    print_looks,
     print_record,
     print_stream,
     program_name,
@@ -75,7 +75,7 @@ async def _run_small_demo(options: argparse.Namespace) -> int:
                     stack.url, sample.wish, options.model, Path(options.out).with_suffix(".png")
                 )
             await print_record(stack, id)
-            print_looks(id)
+            print_commands(id)
     except Exception as error:
         if not isinstance(error, Rejected):  # the request is invalid: the log does not help
             print(log.getvalue(), file=sys.stderr)

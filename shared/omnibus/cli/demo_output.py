@@ -52,7 +52,7 @@ def print_stream(stream: Any, began: float, out: Path) -> str:
 
 
 async def find_ended(stack: Stack, id: str) -> Record:
-    """Return the record of a request, with its end unless that takes a second."""
+    """Return the record of a request, after a second perhaps without its end."""
     for _ in range(20):
         record = await find_record(stack.bus, id)
         if record.ended is not None:
@@ -67,13 +67,13 @@ async def print_record(stack: Stack, id: str) -> None:
     print_line("\nits route\n" + "\n".join(invocation_lines(*record)))
 
 
-def print_looks(id: str) -> None:
+def print_commands(id: str) -> None:
     """Print the commands that inspect a request."""
     program = program_name()
-    looks = {"tail": "watch requests begin and end", f"show {id}": "graph, route and waterfall"}
-    looks[f"replay {id}"] = "run it again, compare the answers"
-    width = max(len(look) for look in looks)
-    lines = [f"  {program} {look:<{width}}  {purpose}" for look, purpose in looks.items()]
+    commands = {"tail": "watch requests begin and end", f"show {id}": "graph, route and waterfall"}
+    commands[f"replay {id}"] = "run it again, compare the answers"
+    width = max(len(command) for command in commands)
+    lines = [f"  {program} {command:<{width}}  {purpose}" for command, purpose in commands.items()]
     lines.append(f"  nats stream view OMNIBUS_INVOCATIONS --subject 'omnibus.inv.*.{id}'")
     print_line(f"\nto inspect any request while `{program} up` runs, use\n" + "\n".join(lines))
 

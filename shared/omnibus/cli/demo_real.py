@@ -18,8 +18,8 @@ from omnibus.cli.demo_output import (
     PROMPT,
     check_output,
     find_ended,
+    print_commands,
     print_line,
-    print_looks,
     print_record,
     print_stream,
     program_name,
@@ -90,15 +90,15 @@ async def real_stack(log: io.StringIO) -> AsyncIterator[Stack]:
 
 
 async def _show_apps(stack: Stack, options: argparse.Namespace, out: Path) -> None:
-    client = Client(stack)
+    client = DemoClient(stack)
     id = await asyncio.to_thread(_ask_assistant, client, options, out)
     await asyncio.to_thread(_read_receipt, client, options, out.with_name("receipt.png"))
-    await asyncio.to_thread(_search, client)
+    await asyncio.to_thread(_search_sentences, client)
     await _print_route(stack, id)
 
 
-class Client:
-    """Client of the three apps at a gateway."""
+class DemoClient:
+    """DemoClient of the three apps at a gateway."""
 
     def __init__(self, stack: Stack) -> None:
         import openai
@@ -106,13 +106,13 @@ class Client:
         self.openai = openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none")
         self.gateway = Gateway(stack.url, stack.admin_token, "", stack.certificate)
 
-    def speak(self, text: str) -> bytes:
+    def generate_speech(self, text: str) -> bytes:
         """Return ``text`` as a WAV file."""
         return self.openai.audio.speech.create(
             model="assistant", voice="joe", input=text, response_format="wav"
         ).content
 
-    def transcribe(self, wav: bytes) -> str:
+    def recognize_speech(self, wav: bytes) -> str:
         return self.openai.audio.transcriptions.create(model="assistant", file=("speech.wav", wav)).text
 
     def stream_chat(self, content: list[dict[str, Any]]) -> Any:
@@ -130,34 +130,34 @@ class Client:
         answer = self.openai.chat.completions.create(model="receipt", messages=messages, temperature=0)
         return answer.choices[0].message.content or ""
 
-    def search(self, query: str, texts: tuple[str, ...]) -> list[dict[str, Any]]:
+    def search_texts(self, query: str, texts: tuple[str, ...]) -> list[dict[str, Any]]:
         """Return ``texts`` with their scores, best first."""
         body = {"query": query, "texts": texts}
         results: list[dict[str, Any]] = self.gateway.call("POST", "/v1/apps/search/invoke", body)
         return results
 
 
-def _ask_assistant(client: Client, options: argparse.Namespace, out: Path) -> str:
+def _ask_assistant(client: DemoClient, options: argparse.Namespace, out: Path) -> str:
     """Ask by voice, and print the answer as it streams. Returns the invocation's id."""
     if options.audio:
         question = Path(options.audio).read_bytes()
     else:
         text = QUESTION if options.prompt == PROMPT else options.prompt
-        question = client.speak(text)
+        question = client.generate_speech(text)
         file = out.with_name("question.wav")
         file.write_bytes(question)
         print_line(f"the voice speaks a question into {file}: {text}")
-    print_line(f"recognized in it: {client.transcribe(question)}")
+    print_line(f"recognized in it: {client.recognize_speech(question)}")
     print_line("asking assistant with this audio")
     data = base64.b64encode(question).decode()
     began = time.monotonic()
     stream = client.stream_chat([{"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}])
     print_stream(stream, began, out)
-    print_line(f"recognized in {out}: {client.transcribe(out.read_bytes())}")
+    print_line(f"recognized in {out}: {client.recognize_speech(out.read_bytes())}")
     return str(stream.response.headers["x-request-id"])
 
 
-def _read_receipt(client: Client, options: argparse.Namespace, out: Path) -> None:
+def _read_receipt(client: DemoClient, options: argparse.Namespace, out: Path) -> None:
     png = Path(options.image).read_bytes() if options.image else demo_media.draw_receipt(RECEIPT, TOTAL)
     if not options.image:
         out.write_bytes(png)
@@ -170,10 +170,10 @@ def _read_receipt(client: Client, options: argparse.Namespace, out: Path) -> Non
         print_line(f"expected total: {TOTAL:.2f}: {'right' if total == TOTAL else 'wrong'}")
 
 
-def _search(client: Client) -> None:
+def _search_sentences(client: DemoClient) -> None:
     print_line(f"\nasking search: {QUERY}")
     began = time.monotonic()
-    for result in client.search(QUERY, SENTENCES):
+    for result in client.search_texts(QUERY, SENTENCES):
         print_line(f"  {result['score']:.2f}  {result['text']}")
     print_line(f"found after {time.monotonic() - began:.2f} s")
 
@@ -187,4 +187,4 @@ async def _print_route(stack: Stack, id: str) -> None:
     invocation, _ = await find_ended(stack, segments[-1] if segments else id)
     print_line(f"\n$ {program_name()} replay {invocation.id}")
     await replay_and_print(stack.bus, invocation, plain=False)
-    print_looks(invocation.id)
+    print_commands(invocation.id)

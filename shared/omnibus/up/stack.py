@@ -5,12 +5,12 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
@@ -106,7 +106,7 @@ class Stack:
         fork_executors: bool = True,
         passing: bool = False,
         name: str = "",
-        set_up: Callable[["Stack"], Awaitable[None]] | None = None,
+        set_up: Callable[["Stack"], Coroutine[Any, Any, None]] | None = None,
         report: Callable[[str, int, int], None] = lambda what, done, count: None,
     ) -> None:
         if gateways < 1:
