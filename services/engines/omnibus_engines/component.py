@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -95,6 +95,16 @@ class ComponentSource(NamedTuple):
     dtype: str
 
 
+#: Components that the fork server has loaded, each with the stamps of its files at that time.
+PRELOADED: dict[ComponentSource, tuple[frozenset[tuple[str, int, int]], Any]] = {}
+
+
+def file_stamps(checkpoint: Path) -> frozenset[tuple[str, int, int]]:
+    """Return path, time of the last change in ns, and bytes of each file in the directory ``checkpoint``."""
+    stats = ((str(file), file.stat()) for file in checkpoint.rglob("*"))
+    return frozenset((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats)
+
+
 class Hosted(Generic[M]):
     """One component: its model, its thread, and the loop that serves it, if it has one.
 
@@ -136,6 +146,10 @@ class Hosted(Generic[M]):
 
     def _load_model(self) -> M:
         component, family, checkpoint, device, dtype = self._source
+        # Once: two runners of this process must not share a model.
+        stamps, preloaded = PRELOADED.pop(self._source, (None, None))
+        if stamps is not None and stamps == file_stamps(checkpoint):
+            return cast(M, preloaded)
         model: M = find(family).load(component, checkpoint, device, dtype)
         return model
 

@@ -317,10 +317,17 @@ def _open_listener(path: str) -> socket.socket:
 
 
 def main(arguments: Sequence[str]) -> NoReturn:
-    """Import ``arguments[1:]``, then listen at ``arguments[0]`` and serve forever."""
+    """Import ``arguments[1:]``, then listen at ``arguments[0]`` and serve forever.
+
+    An argument ``module:function:text`` also calls a function of the module with ``text``.
+    """
     gc.disable()  # garbage freed before a fork leaves holes, whose reuse costs each child a copy of the page
-    for name in arguments[1:]:
-        importlib.import_module(name)
+    for argument in arguments[1:]:
+        name, *call = argument.split(":", 2)
+        module = importlib.import_module(name)
+        if call:
+            function, text = call
+            getattr(module, function)(text)
     warnings = [warn_of_threads(), warn_of_gpu_drivers()]
     gc.collect()
     gc.freeze()

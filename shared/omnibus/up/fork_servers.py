@@ -25,10 +25,18 @@ EXECUTOR_MODULES = (
     "omnibus.service",
     "omnibus_engines",
     "omnibus_encoder.media_encoder",
+    "omnibus_encoder.text_encoder",
+    "omnibus_generator.denoiser",
+    "omnibus_generator.vae_decoder",
     "omnibus_generator.vocoder",
     "omnibus_llm.runners.thinker",
     "omnibus_llm.runners.talker",
 )
+
+
+def executor_modules(declarations: str) -> tuple[str, ...]:
+    """Return the modules of executors of the models that are declared in a file. Small models are loaded too."""
+    return (f"omnibus_engines.preload:prepare_models:{declarations}", *EXECUTOR_MODULES[1:])
 
 
 def fork_server_spec(name: str, socket: str, modules: Sequence[str], env: Mapping[str, str]) -> ProcessSpec:

@@ -31,12 +31,12 @@ from omnibus.up.disk import StreamDisk
 from omnibus.up.executors import Executors
 from omnibus.up.fork_server import can_fork, can_fork_executors
 from omnibus.up.fork_servers import (
-    EXECUTOR_MODULES,
     EXECUTORS,
     EXECUTORS_SOCKET,
     SERVICE_MODULES,
     SERVICES,
     SERVICES_SOCKET,
+    executor_modules,
     fork_server_spec,
     service_command,
 )
@@ -163,6 +163,7 @@ class Stack:
         self.metrics_dir = self._metrics_dir or str(run.path / "metrics")
         self._services_socket = str(run.path / SERVICES_SOCKET) if self._forks_services else ""
         self._executors_socket = str(run.path / EXECUTORS_SOCKET) if self._forks_executors else ""
+        self._models_file = str(run.path / "models.json")
         self._nodes.prepare(run.path)
         self._choose_ports()
         self._env = self._service_environment()
@@ -198,7 +199,7 @@ class Stack:
         await self.supervisor.add(*(spec for spec in self._service_specs() if spec.name not in self.supervisor.specs))
 
     def _write_models(self, models: str) -> None:
-        (self.directory / "models.json").write_text(models)
+        Path(self._models_file).write_text(models)
 
     def _start_watchdogs(self) -> None:
         """Restart hanging processes, and the NATS server after its disk was full."""
@@ -304,7 +305,7 @@ class Stack:
             "OMNIBUS_BUS_PASSWORD": "",
             "OMNIBUS_STORE_URL": self.valkey.url,
             **self._nodes.client_env(0),
-            "OMNIBUS_PLANNER_MODELS": str(self.directory / "models.json"),
+            "OMNIBUS_PLANNER_MODELS": self._models_file,
             MEDIA_DIR: str(self.directory / "media"),
             "OMNIBUS_EXECUTOR_APPS_DIR": str(self.apps_dir),
             METRICS_DIR: self.metrics_dir,
@@ -327,7 +328,7 @@ class Stack:
 
     def _fork_server_specs(self) -> list[ProcessSpec]:
         services = self._fork_server_spec(SERVICES, self._services_socket, SERVICE_MODULES)
-        executors = self._fork_server_spec(EXECUTORS, self._executors_socket, EXECUTOR_MODULES)
+        executors = self._fork_server_spec(EXECUTORS, self._executors_socket, executor_modules(self._models_file))
         return [*([services] if self._forks_services else []), *([executors] if self._forks_executors else [])]
 
     def _sidecar_spec(self, index: int) -> ProcessSpec:

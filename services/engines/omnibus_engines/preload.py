@@ -1,0 +1,90 @@
+"""Small models loaded once, in the fork server, for all executors that it forks.
+
+A small model costs an executor far less memory than the objects of Python that its load touches. Forked after the load,
+executors share both until they write to them, and start without a load.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from omnibus.errors import OmnibusError
+from omnibus.executor.settings import ExecutorSettings
+from omnibus.settings import read_settings
+from omnibus_engines.component import PRELOADED, ComponentSource, file_stamps
+from omnibus_models import families, late_imports
+from omnibus_models.attention_kernels import avoid_planned_kernels
+
+#: Most bytes of weights of a model that the fork server loads. Larger ones are loaded side by side by their executors.
+MAX_BYTES = 64 << 20
+_PARTS = ("av", "jinja2.sandbox", "omnibus_models._video", "omnibus_models.tool_calls.hermes")
+
+
+def prepare_models(declarations: str) -> None:
+    """Import what executors of the models in the file ``declarations`` need, and load the small models.
+
+    If there are other models, everything that any family needs is imported. This uses one thread and no GPU. A model
+    that cannot be loaded is left to its executors, which report the error.
+    """
+    models = _read_models(Path(declarations))
+    small = {name: model for name, model in models.items() if _is_small(model)}
+    if small.keys() != models.keys() or not models:
+        importlib.import_module("omnibus_models.preimport")
+    settings = read_settings(ExecutorSettings)
+    if settings.device != "cpu":
+        return
+    with late_imports.import_late(), _one_thread():
+        for name in _PARTS:
+            with suppress(ModuleNotFoundError):
+                importlib.import_module(name)
+        for model in small.values():
+            _load_components(model, settings.dtype)
+
+
+def _load_components(model: Mapping[str, Any], dtype: str) -> None:
+    checkpoint = Path(model["checkpoint"])
+    stamps = file_stamps(checkpoint)
+    for component in model["components"]:
+        source = ComponentSource(component, model["family"], checkpoint, "cpu", dtype)
+        try:
+            avoid_planned_kernels(source.device)
+            loaded = families.load_family(source.family).load(component, checkpoint, source.device, dtype)
+        except (OmnibusError, ImportError, OSError, RuntimeError, ValueError, LookupError) as error:
+            sys.stderr.write(f"{component} of {checkpoint} is left to its executors: {error}\n")
+        else:
+            PRELOADED[source] = stamps, loaded
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute without threads, which would not survive a fork."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.set_num_threads(count)
+
+
+def _read_models(declarations: Path) -> Mapping[str, Mapping[str, Any]]:
+    try:
+        models = json.loads(declarations.read_text())["models"]
+    except (OSError, ValueError, LookupError):  # declared later, or invalid, which the planner reports
+        return {}
+    return models if isinstance(models, dict) else {}
+
+
+def _is_small(model: Mapping[str, Any]) -> bool:
+    """Return whether the model is of a known family, and has few weights, in a directory of this machine."""
+    checkpoint, family = Path(str(model.get("checkpoint", ""))), model.get("family")
+    if family not in families.NAMES or not model.get("components") or not checkpoint.is_absolute():
+        return False
+    weights = [file.stat().st_size for file in checkpoint.rglob("*.safetensors")]
+    return 0 < sum(weights) <= MAX_BYTES
