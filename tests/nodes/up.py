@@ -45,7 +45,8 @@ class NamespaceNodes(Nodes):
         process = super().place_executor(spec)
         *_, module = process.argv
         fork_server = self.fork_server(self._node_of(process))
-        return self.enter_node(replace(process, argv=fork_client.fork_server_command(fork_server, module)))
+        command = fork_client.fork_server_command(fork_server, module)  # a proxy: it enters the node first
+        return self.enter_node(replace(process, argv=command, fork_server=""))
 
     def fork_server(self, index: int) -> str:
         """The socket of the fork server of a node."""

@@ -42,7 +42,12 @@ class ChildProcess:
         finally:
             os.close(write_end)
         self._exit = _watch_exit(self._process, loop)
-        self._output = loop.create_task(_copy_output(output, write_line), name=f"log of {name}")
+        self._copy_lines(name, output, write_line)
+
+    def _copy_lines(self, name: str, output: int, write_line: WriteLine) -> None:
+        """Call ``write_line`` for each line of the pipe ``output``."""
+        copying = _copy_output(output, write_line)
+        self._output = asyncio.get_running_loop().create_task(copying, name=f"log of {name}")
 
     @property
     def pid(self) -> int:

@@ -31,6 +31,9 @@ class ProcessSpec:
     # Probes the process with this id, see ``omnibus.up.watchdog.Probe``. None: it never counts as hanging.
     alive: Callable[[int], Awaitable[bool]] | None = field(default=None, compare=False)
     blocks: bool = False  # foreign code may wait in its event loop, so a healthy process may stand still
+    # Socket of the fork server that forks it, if there is one. ``argv`` is then that of ``python_command``.
+    fork_server: str = ""
+    starts_alone: bool = False  # as a new interpreter, if the fork server cannot be reached: else it waits
     after: tuple[str, ...] = ()  # names of processes that must be ready before this one starts
     restart: bool = True
     vital: bool = True  # if it fails for good at the start, everything ends; else the others continue

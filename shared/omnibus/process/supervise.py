@@ -10,7 +10,7 @@ from functools import partial
 from omnibus.errors import BadRequest, DeadlineExceeded, Fatal, OmnibusError
 from omnibus.process.logs import Log
 from omnibus.process.parent_death import die_with_parent
-from omnibus.process.process import ChildProcess
+from omnibus.process.process import ChildProcess, WriteLine
 from omnibus.process.restart import Backoff, RestartPolicy, restart_on_exit
 from omnibus.process.spec import EXIT_MISCONFIGURED, ProcessSpec
 
@@ -28,13 +28,31 @@ class Exit:
 
 
 OnExit = Callable[[Exit], Awaitable[None]]
+#: Starts the process of a spec, whose lines go to the function.
+StartProcess = Callable[[ProcessSpec, WriteLine], Awaitable[ChildProcess]]
+
+
+def start_child(spec: ProcessSpec, write_line: WriteLine) -> ChildProcess:
+    """Start the process of ``spec`` as a child of this one. Raises ``OSError``."""
+    environment = {**os.environ, **spec.env}
+    return ChildProcess(
+        spec.name, spec.argv, write_line, env=environment, cwd=spec.cwd, preexec_fn=die_with_parent()
+    )
 
 
 class ProcessKeeper:
-    """Keeps the process of one ``ProcessSpec`` running."""
+    """Keeps the process of one ``ProcessSpec`` running. ``start_process`` starts it."""
 
-    def __init__(self, spec: ProcessSpec, log: Log, policy: RestartPolicy, on_exit: OnExit | None = None) -> None:
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        log: Log,
+        policy: RestartPolicy,
+        start_process: StartProcess,
+        on_exit: OnExit | None = None,
+    ) -> None:
         self.spec = spec
+        self._start_process = start_process
         self._log = log
         self._policy = policy
         self._backoff = Backoff(policy)
@@ -65,7 +83,7 @@ class ProcessKeeper:
         invalid settings.
         """
         began = time.monotonic()
-        child = self._spawn_child()
+        child = await self._spawn_child()
         try:
             await self._until_ready(child)
         except BaseException:
@@ -122,7 +140,7 @@ class ProcessKeeper:
         """Return a new child that is ready, or None on failure."""
         child: ChildProcess | None = None
         try:
-            child = self._spawn_child()
+            child = await self._spawn_child()
             await self._until_ready(child)
         except (OmnibusError, OSError) as error:  # the latter if no descriptors or processes are left
             self._log.write_line(self.spec.name, str(error).splitlines()[0])
@@ -135,17 +153,10 @@ class ProcessKeeper:
             raise
         return child
 
-    def _spawn_child(self) -> ChildProcess:
+    async def _spawn_child(self) -> ChildProcess:
         spec = self.spec
         try:
-            self._child = ChildProcess(
-                spec.name,
-                spec.argv,
-                partial(self._log.write_line, spec.name),
-                env={**os.environ, **spec.env},
-                cwd=spec.cwd,
-                preexec_fn=die_with_parent(),
-            )
+            self._child = await self._start_process(spec, partial(self._log.write_line, spec.name))
         except OSError as error:
             raise Fatal(f"cannot start {spec.name}: {error}", executor=spec.name) from error
         return self._child

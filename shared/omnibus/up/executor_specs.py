@@ -11,7 +11,6 @@ from omnibus.families.catalog import PYTHON
 from omnibus.plan import Plan
 from omnibus.process.spec import SHARED, ProcessSpec, python_command
 from omnibus.settings import ServiceSettings, read_settings
-from omnibus.up import fork_client
 from omnibus.up.fork_server import can_fork_executors
 
 EXIT_TIMEOUT_SECONDS = 10.0  # seconds that a process may take to end after it has drained
@@ -94,8 +93,9 @@ def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str],
     base_name = f"{kind.model}/{kind.option}"
     spec = ProcessSpec(
         f"{base_name}/{replica}" if replica else base_name,  # the same however many there are
-        fork_client.fork_server_command(fork_server, module) if is_forked else python_command(module),
+        python_command(module),
         env=environment,
+        fork_server=fork_server if is_forked else "",
         cwd=SHARED,
         after=("nats", "sidecar", "fork-server") if is_forked else ("nats", "sidecar"),
         blocks=environment["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON,

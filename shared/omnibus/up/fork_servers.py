@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from omnibus.process.spec import SHARED, ProcessSpec, python_command
-from omnibus.up import fork_client
 from omnibus.up.health import fork_server_answers
 from omnibus.up.probes import wait_for_socket
 
@@ -52,9 +51,3 @@ def fork_server_spec(name: str, socket: str, modules: Sequence[str], env: Mappin
         ready_within=_READY_SECONDS,
         alive=partial(fork_server_answers, socket),
     )
-
-
-def service_command(service: str, socket: str) -> tuple[str, ...]:
-    """Return the command of a service. The fork server at ``socket`` forks it, if there is one."""
-    module = f"omnibus_{service}"
-    return fork_client.fork_server_command(socket, module, or_begin=True) if socket else python_command(module)

@@ -20,7 +20,7 @@ from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, Omnibus
 from omnibus.metrics.http import remove_stale_files
 from omnibus.plan import Plan
 from omnibus.process.logs import Log
-from omnibus.process.spec import SHARED, ProcessSpec, has_package, python_path
+from omnibus.process.spec import SHARED, ProcessSpec, has_package, python_command, python_path
 from omnibus.process.supervise import Exit
 from omnibus.process.tunables import copy_tunables
 from omnibus.service import until_cancelled
@@ -38,7 +38,6 @@ from omnibus.up.fork_servers import (
     SERVICES_SOCKET,
     executor_modules,
     fork_server_spec,
-    service_command,
 )
 from omnibus.up.health import Endpoints
 from omnibus.up.motion import find_forked_pid
@@ -376,9 +375,11 @@ class Stack:
     ) -> ProcessSpec:
         return ProcessSpec(
             name or service,
-            service_command(service, self._services_socket),
+            python_command(f"omnibus_{service}"),
             env={**self._env, **(env or {})},
             cwd=SHARED,
+            fork_server=self._services_socket,
+            starts_alone=True,
             ready=ready,
             alive=self._endpoints.service_answers,
             after=(*after, *([SERVICES] if self._forks_services else [])),

@@ -12,6 +12,7 @@ from omnibus.process.logs import Log
 from omnibus.process.restart import RestartPolicy
 from omnibus.process.spec import ProcessSpec
 from omnibus.process.supervise import OnExit, ProcessKeeper
+from omnibus.up.forked_child import start_process
 from omnibus.up.shm import remove_shared_memory
 
 _Result = TypeVar("_Result")
@@ -137,7 +138,7 @@ class Supervisor:
     async def _start_processes(self, specs: Sequence[ProcessSpec]) -> None:
         for spec in specs:
             self._log.register(spec.name)
-            self._keepers[spec.name] = ProcessKeeper(spec, self._log, self._policy, self._on_exit)
+            self._keepers[spec.name] = ProcessKeeper(spec, self._log, self._policy, start_process, self._on_exit)
         await _walk_dependencies(_process_dependencies(specs), lambda name: self._start_keeper(self._keepers[name]))
 
     async def _start_keeper(self, keeper: ProcessKeeper) -> None:
