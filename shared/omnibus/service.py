@@ -33,6 +33,17 @@ class Service(Protocol):
         """Release everything."""
 
 
+def set_log_level(level: str) -> None:
+    """Set the level of all loggers that have none of their own.
+
+    ``logging`` resets a cache of each logger even if the level is the same, and a forked process would then have its
+    own copies of them. Therefore the fork server calls this first.
+    """
+    root = logging.getLogger()
+    if logging.getLevelName(root.level) != level:
+        root.setLevel(level)
+
+
 def run_service(name: str, make: Callable[[], Service]) -> int:
     """Start a service and run it until SIGINT or SIGTERM; return the exit code.
 
@@ -40,9 +51,8 @@ def run_service(name: str, make: Callable[[], Service]) -> int:
     """
     try:
         settings = read_settings(ServiceSettings)
-        logging.basicConfig(
-            level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-        )
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        set_log_level(settings.log_level)
         uvloop.run(_run_until_signal(name, make(), settings))
     except Rejected as error:
         log.error("%s cannot run: %s", name, error)

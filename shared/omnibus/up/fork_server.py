@@ -33,7 +33,8 @@ from omnibus.executor.settings import ExecutorSettings
 from omnibus.process.command_line import show_command_line
 from omnibus.process.parent_death import die_with_lifeline
 from omnibus.process.spec import python_command
-from omnibus.settings import UpSettings, read_settings
+from omnibus.service import set_log_level
+from omnibus.settings import ServiceSettings, UpSettings, read_settings
 from omnibus.up import fork_client
 
 _READ_BYTES = 1 << 16  # bytes
@@ -247,7 +248,7 @@ def _reset_process_state() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "numpy" in sys.modules:
+    if "numpy.random" in sys.modules:
         import numpy as np
 
         np.random.seed()
@@ -328,6 +329,7 @@ def main(arguments: Sequence[str]) -> NoReturn:
         if call:
             function, text = call
             getattr(module, function)(text)
+    set_log_level(read_settings(ServiceSettings, os.environ).log_level)
     warnings = [warn_of_threads(), warn_of_gpu_drivers()]
     gc.collect()
     gc.freeze()
