@@ -25,7 +25,6 @@ WEIGHTS: dict[tuple[str, str], int] = {
     ("executor", KILL): 4,
     ("executor", STOP): 3,
     ("executor", TERM): 2,
-    ("proxy", KILL): 2,
     ("gateway", KILL): 2,
     ("gateway", STOP): 1,
     ("gateway", TERM): 2,
@@ -147,7 +146,7 @@ class Injector:
 
 
 def _find_cases(role: str, name: str) -> tuple[str, ...]:
-    if role in ("executor", "proxy"):
+    if role == "executor":
         return cases_of(name)
     return ("app",) if role == "app worker" else ()
 

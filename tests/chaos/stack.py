@@ -169,7 +169,7 @@ class Stack:
         for process in self.system.processes() if role == "app worker" else self.system.commands():
             with contextlib.suppress(psutil.Error):
                 if plays_role(process.cmdline(), role):
-                    real_process = process if role == "proxy" else psutil.Process(find_forked_pid(process.pid))
+                    real_process = psutil.Process(find_forked_pid(process.pid))
                     pairs.append((_process_name(process, role), real_process))
         return dict(sorted(pairs, key=lambda each: each[0]))
 
@@ -224,8 +224,6 @@ def plays_role(command: list[str], role: str) -> bool:
     """True for the command line of a process that plays ``role``."""
     if role in _SERVERS:
         return any(name in " ".join(command[:1]) for name in _SERVERS[role])
-    if role == "proxy":
-        return any(part.endswith("up/fork_client.py") for part in command)
     return any(mark in command for mark in _MARKS.get(role, ()))
 
 
@@ -233,9 +231,6 @@ def _process_name(process: psutil.Process, role: str) -> str:
     environ = process.environ()
     if role == "fork-server":  # there are several
         return [Path(word).stem for word in process.cmdline() if word.endswith(".sock")][-1]
-    if role == "proxy" and "OMNIBUS_EXECUTOR_ID" not in environ:
-        module = process.cmdline()[-1]
-        return f"{module} {environ.get('OMNIBUS_GATEWAY_PORT', '')}".strip()
     if role == "sidecar":  # the process id in a node's name is another one in each run
         return f"sidecar{environ['OMNIBUS_SIDECAR_NODE'].partition('-')[2].partition('-')[2]}"
     return str(environ.get("OMNIBUS_EXECUTOR_ID") or f"{role} {process.ppid() if role == 'app worker' else ''}".strip())

@@ -18,16 +18,15 @@ def system(tmp_path: Path) -> Iterator[System]:
 
 async def test_faults_meet_what_plays_a_role_and_not_what_stands_for_it(system: System):
     stack = Stack(system)
-    roles = ("gateway", "planner", "sidecar", "fork-server", "proxy", "nats", "valkey")
+    roles = ("gateway", "planner", "sidecar", "fork-server", "nats", "valkey")
     victims = {role: await stack.find_victims(role) for role in roles}
     commands = {name: process.cmdline() for role in roles for name, process in victims[role].items()}
 
     assert {role: len(names) for role, names in victims.items()} == {
-        "gateway": 2, "planner": 1, "sidecar": 1, "fork-server": 1, "proxy": 5, "nats": 1, "valkey": 1
+        "gateway": 2, "planner": 1, "sidecar": 1, "fork-server": 1, "nats": 1, "valkey": 1
     }  # fmt: skip
     for role in ("gateway", "planner", "sidecar"):
         assert all(f"omnibus_{role}" in process.cmdline() for process in victims[role].values())
-        assert not {one.pid for one in victims[role].values()} & {one.pid for one in victims["proxy"].values()}
     assert "omnibus.up.fork_server" in commands["services"]
     [bearer] = victims["fork-server"].values()
     assert {one.parent() for role in ("gateway", "planner", "sidecar") for one in victims[role].values()} == {bearer}

@@ -245,9 +245,15 @@ class System:
         return list(by_pid.values())
 
     def commands(self) -> list[psutil.Process]:
-        """Processes that the supervisor started; a placeholder represents a forked one."""
+        """Processes that the supervisor started, or that its fork servers forked for it."""
         assert self._process is not None
-        return psutil.Process(find_forked_pid(self._process.pid)).children()
+        commands = psutil.Process(find_forked_pid(self._process.pid)).children()
+        forked = []
+        for command in commands:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                started = psutil.Process(find_forked_pid(command.pid))
+                forked += started.children() if "omnibus.up.fork_server" in command_line(started) else []
+        return [*commands, *forked]
 
     def server(self, name: str) -> psutil.Process:
         """The process of ``nats-server`` or ``valkey-server``."""

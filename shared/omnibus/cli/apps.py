@@ -9,7 +9,6 @@ from typing import Any
 from urllib.parse import quote
 
 from omnibus.cli import app_target, gateway
-from omnibus.cli.app_check import check_app, describe_fields
 from omnibus.cli.format.tables import field_lines, table_lines
 from omnibus.cli.gateway import Gateway
 from omnibus.cli.output import print_json, print_names
@@ -20,6 +19,8 @@ APPS, TASKS = "/v1/apps", "/v1/tasks"
 async def run_app_command(options: argparse.Namespace) -> int:
     """Run the subcommand of ``omnibus app`` in ``options``, except ``run``."""
     if options.app_command == "check":
+        from omnibus.cli.app_check import check_app  # with the libraries of apps, which ``omnibus up`` does not need
+
         return await check_app(options)
     there = gateway.find_gateway(options)
     commands: dict[str, Callable[[Gateway, argparse.Namespace], int]] = {
@@ -132,6 +133,8 @@ def _show_app(there: Gateway, options: argparse.Namespace) -> int:
         "source": _source_text(app["source"]),
         "updated": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(app["updated"])),
     }
+    from omnibus.cli.app_check import describe_fields
+
     print("\n".join(field_lines({**describe_fields(app), **details})))
     return 0
 

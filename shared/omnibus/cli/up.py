@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.cli import app_target
-from omnibus.cli.app_check import describe_app
 from omnibus.cli.apps import APPS, TASKS, describe_access, register_app
 from omnibus.cli.detached import silence_output, start_detached
 from omnibus.cli.format.runs import address_text
@@ -72,6 +71,10 @@ async def _check_apps(options: argparse.Namespace) -> None:
     directory = options.apps_dir or os.environ.get(APPS_DIR) or os.getcwd()
     if not os.access(directory, os.R_OK | os.X_OK):
         raise BadRequest(f"--apps-dir {directory} must be a directory that this user can read")
+    if not options.app:
+        return
+    from omnibus.cli.app_check import describe_app  # with the libraries of apps
+
     for target in options.app:
         app_target.source_body(target, None, directory)
         await describe_app(target)

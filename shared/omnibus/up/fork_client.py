@@ -20,21 +20,17 @@ _RETRY_PAUSE_SECONDS = 0.05  # seconds between two attempts to reach it
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _LENGTH_BYTES = 4  # bytes of the length before a request
 STATUS_BYTES = 4  # bytes of an answer: the process id after the fork, the wait status of waitpid at the end
-#: Argument before the socket: if the fork server cannot fork now, start the process as any other, without waiting.
-OR_BEGIN = "--or-begin"
 PING = bytes(_LENGTH_BYTES)  # an empty request: the fork server closes the connection
 _MAX_REQUEST_BYTES = 8 << 20  # bytes of a request; the kernel allows less for a separate process
 
 
-def fork_server_command(fork_server: str, module: str, *arguments: str, or_begin: bool = False) -> tuple[str, ...]:
+def fork_server_command(fork_server: str, module: str, *arguments: str) -> tuple[str, ...]:
     """Return the command of ``python -m module``, forked by a fork server.
 
-    The fork server listens at the socket ``fork_server``. Interpreter options and ``PYTHONPATH`` are its own. Without a
-    fork server, the process waits for one or, with ``or_begin``, starts as a new interpreter and imports its libraries
-    itself.
+    The fork server listens at the socket ``fork_server``, and the process waits for it. Interpreter options and
+    ``PYTHONPATH`` are its own.
     """
-    options = (OR_BEGIN,) if or_begin else ()
-    return (sys.executable, "-I", "-S", __file__, *options, fork_server, module, *arguments)
+    return (sys.executable, "-I", "-S", __file__, fork_server, module, *arguments)
 
 
 def pack_request(argv: Sequence[str], environ: Mapping[bytes, bytes], cwd: str) -> bytes:
@@ -64,19 +60,14 @@ def unpack_request(data: bytes) -> tuple[list[str], dict[str, str], str] | None:
 def main(arguments: Sequence[str]) -> int:
     """Run ``arguments[1:]`` in a fork of the fork server at ``arguments[0]``. Waits for the end and returns the exit
     code."""
-    or_begin = arguments[0] == OR_BEGIN
-    path, *argv = arguments[1:] if or_begin else arguments
+    path, *argv = arguments
     with socket.socket(socket.AF_UNIX) as fork_server:
         try:
-            _connect_fork_server(fork_server, path, 0.0 if or_begin else _SPAWN_TIMEOUT_SECONDS)
+            _connect_fork_server(fork_server, path)
             child, pid = _request_process(fork_server, argv)
         except OSError as error:
-            if or_begin:
-                return _begin(argv)
             return _report_failure(f"the fork server at {path} does not answer: {error}")
         if child < 0:
-            if or_begin:
-                return _begin(argv)
             return _report_failure("the fork server did not start this process; see its log lines for the reason")
         answer = _read_status(fork_server)
     if len(answer) < STATUS_BYTES:
@@ -84,14 +75,8 @@ def main(arguments: Sequence[str]) -> int:
     return _exit_with_status(int.from_bytes(answer, "big"))
 
 
-def _begin(argv: Sequence[str]) -> int:
-    """Become ``python -m`` of ``argv``, and never return. If the fork server still forks a process, it ends with its
-    lifeline."""
-    os.execve(sys.executable, (sys.executable, "-u", "-m", *argv), os.environ)  # noqa: S606 there is no shell
-
-
-def _connect_fork_server(fork_server: socket.socket, path: str, seconds: float) -> None:
-    give_up = time.monotonic() + seconds
+def _connect_fork_server(fork_server: socket.socket, path: str) -> None:
+    give_up = time.monotonic() + _SPAWN_TIMEOUT_SECONDS
     while True:
         try:
             return fork_server.connect(path)

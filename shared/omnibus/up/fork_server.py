@@ -30,7 +30,7 @@ from typing import NoReturn
 
 from omnibus.errors import Fatal
 from omnibus.executor.settings import ExecutorSettings
-from omnibus.process.command_line import show_command_line
+from omnibus.process.command_line import show_command_line, show_environment
 from omnibus.process.parent_death import die_with_lifeline
 from omnibus.process.spec import python_command
 from omnibus.service import set_log_level
@@ -136,6 +136,7 @@ class ForkedProcess:
         self._fork_server.close()
         os.environ.clear()
         os.environ.update(environ)
+        show_environment(environ)
         os.chdir(cwd)
         sys.path[0] = os.getcwd()
 

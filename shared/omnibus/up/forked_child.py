@@ -144,7 +144,8 @@ def _module_arguments(spec: ProcessSpec) -> tuple[str, ...]:
 
 
 def _environment(spec: ProcessSpec) -> dict[bytes, bytes]:
-    return {**os.environb, **{os.fsencode(name): os.fsencode(value) for name, value in spec.env.items()}}
+    own = {os.fsencode(name): os.fsencode(value) for name, value in spec.env.items()}
+    return {**own, **os.environb, **own}  # in this order, as the kernel shows only what fits
 
 
 async def _read_process(connection: socket.socket) -> tuple[int, int]:

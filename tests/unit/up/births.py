@@ -5,7 +5,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,13 @@ class ForkServer:
     def run_server(self) -> Iterator["subprocess.Popen[str]"]:
         with start_process(self._command, cwd=self.directory, env=self.environ) as process:
             asyncio.run(asyncio.wait_for(self._wait_for_listener(), WITHIN))
+            yield process
+
+    @contextlib.asynccontextmanager
+    async def open_server(self) -> AsyncIterator["subprocess.Popen[str]"]:
+        """Run the server in a running event loop."""
+        with start_process(self._command, cwd=self.directory, env=self.environ) as process:
+            await asyncio.wait_for(self._wait_for_listener(), WITHIN)
             yield process
 
     async def _wait_for_listener(self) -> None:
