@@ -32,6 +32,9 @@ SIDECAR = "sidecar.control_ms"
 #: MiB that a control service may take.
 MEMORY_GOAL = 120
 MEMORY = ("memory.gateway_mib", "memory.planner_mib")
+#: Memory of all processes of ``omnibus up``, and seconds until it serves (``tests/bench/up.py``; at most).
+UP_MIB, UP_READY = "memory.up_mib", "up.ready_s"
+UP = {UP_MIB: ("MiB", 650.0), UP_READY: ("s", 4.0)}
 #: How often the 99th percentile of an app's latency is itself while another app comes and goes (at most), and how
 #: many times as fast 16 answers of the transformers engine are as those of ``generate`` one by one (at least).
 REGISTER, SPEEDUP = "apps.register_p99_ratio", "scheduler.c16.speedup"
@@ -181,6 +184,7 @@ LIMITS = {
     **NODES,
     **VOICE,
     **BURST,
+    **UP,
     TTFT: ("ms", 1.0),
     **LLAMA_COSTS,
     IDLE_KIB: ("KiB", CONNECTIONS[IDLE_KIB]),
@@ -286,6 +290,7 @@ _ALONE = (
     FIRST_AUDIO,
     *VOICE,
     *QUOTES,
+    *UP,
     MIRROR_P99,
     *SCALE,
     *CONNECTIONS,

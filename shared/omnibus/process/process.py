@@ -62,7 +62,7 @@ class ChildProcess:
     def kill(self) -> None:
         """KILL the process and everything in its group, at once."""
         if not self._exit.done():
-            _kill_group(self.pid)
+            kill_group(self.pid)
 
     def terminate(self) -> None:
         """Send TERM without waiting."""
@@ -123,21 +123,22 @@ def _watch_exit(process: "subprocess.Popen[bytes]", loop: asyncio.AbstractEventL
         descriptor = os.pidfd_open(process.pid)
     except (AttributeError, OSError):  # another system, or an old kernel
         waiting = loop.run_in_executor(None, process.wait)
-        waiting.add_done_callback(lambda _: _kill_group(process.pid))
+        waiting.add_done_callback(lambda _: kill_group(process.pid))
         return waiting
     code: asyncio.Future[int] = loop.create_future()
 
     def on_exit() -> None:
         loop.remove_reader(descriptor)
         os.close(descriptor)
-        _kill_group(process.pid)  # its children: no other process can have this id before ``wait``
+        kill_group(process.pid)  # its children: no other process can have this id before ``wait``
         code.set_result(process.wait())
 
     loop.add_reader(descriptor, on_exit)
     return code
 
 
-def _kill_group(pid: int) -> None:
+def kill_group(pid: int) -> None:
+    """KILL all processes of the group ``pid``. Harmless if there are none."""
     with suppress(ProcessLookupError, PermissionError):  # the latter on macOS, if only zombies are left
         os.killpg(pid, signal.SIGKILL)
 

@@ -8,7 +8,7 @@ import time
 from contextlib import ExitStack, suppress
 from functools import partial
 
-from omnibus.process.process import ChildProcess, WriteLine
+from omnibus.process.process import ChildProcess, WriteLine, kill_group
 from omnibus.process.spec import ProcessSpec
 from omnibus.process.supervise import start_child
 from omnibus.up import fork_client
@@ -66,8 +66,8 @@ class ForkedChild(ChildProcess):
 
     def kill(self) -> None:
         """KILL the process and everything in its group, at once."""
+        self._close_lifeline()  # first: the kernel kills the group only while the process has its end of it
         self._send_signal(signal.SIGKILL)
-        self._close_lifeline()
 
     def terminate(self) -> None:
         self._send_signal(signal.SIGTERM)
@@ -99,11 +99,12 @@ class ForkedChild(ChildProcess):
 
     def _on_lost_end(self) -> None:
         self._loop.remove_reader(self._descriptor)
+        kill_group(self._pid)  # the rest of its group, as the fork server does
         self._write_line("ended; its fork server ended before it, so its exit code is unknown")
         self._finish(_LOST_CODE)
 
     def _finish(self, code: int) -> None:
-        self._close_lifeline()  # kills the rest of its group
+        self._close_lifeline()
         os.close(self._descriptor)
         self._exit.set_result(code)
 
