@@ -23,7 +23,11 @@ class LateModule(ModuleType):
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):  # what the import system and ``inspect`` ask for
             raise AttributeError(name)
-        return lambda *values, **options: getattr(importlib.import_module(self.__name__), name)(*values, **options)
+
+        def call(*values: Any, **options: Any) -> Any:
+            return getattr(importlib.import_module(self.__name__), name)(*values, **options)
+
+        return call
 
 
 @contextmanager

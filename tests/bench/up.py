@@ -80,7 +80,10 @@ def main(*before: str) -> dict[str, float]:
     seconds, mib = results[_ROOT]
     figures = {UP_MIB: mib, UP_READY: seconds}
     for other in others:
-        figures |= {f"{UP_MIB}.over_before": mib / results[other][1], f"{UP_READY}.over_before": seconds / results[other][0]}
+        figures |= {
+            f"{UP_MIB}.over_before": mib / results[other][1],
+            f"{UP_READY}.over_before": seconds / results[other][0],
+        }
     return figures
 
 

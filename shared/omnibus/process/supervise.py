@@ -35,9 +35,7 @@ StartProcess = Callable[[ProcessSpec, WriteLine], Awaitable[ChildProcess]]
 def start_child(spec: ProcessSpec, write_line: WriteLine) -> ChildProcess:
     """Start the process of ``spec`` as a child of this one. Raises ``OSError``."""
     environment = {**os.environ, **spec.env}
-    return ChildProcess(
-        spec.name, spec.argv, write_line, env=environment, cwd=spec.cwd, preexec_fn=die_with_parent()
-    )
+    return ChildProcess(spec.name, spec.argv, write_line, env=environment, cwd=spec.cwd, preexec_fn=die_with_parent())
 
 
 class ProcessKeeper:

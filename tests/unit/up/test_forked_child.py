@@ -41,9 +41,7 @@ class Output:
 
 def describe_process(home: ForkServer, module: str, *arguments: str, **env: str) -> ProcessSpec:
     own = {**env, "PYTHONPATH": home.environ["PYTHONPATH"]}
-    return ProcessSpec(
-        module, python_command(module, *arguments), env=own, cwd=home.directory, fork_server=home.socket
-    )
+    return ProcessSpec(module, python_command(module, *arguments), env=own, cwd=home.directory, fork_server=home.socket)
 
 
 @asynccontextmanager
