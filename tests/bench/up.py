@@ -23,7 +23,7 @@ import psutil
 from tests.bench.cases import UP_MIB, UP_READY
 
 ROUNDS = 3
-_ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 _READY_WITHIN, _STOPS_WITHIN = 180.0, 60.0
 _SETTLE_SECONDS = 2.0  # until heartbeats and probes of all processes have run
 
@@ -76,8 +76,8 @@ def measure_trees(*trees: Path) -> dict[Path, tuple[float, float]]:
 def main(*before: str) -> dict[str, float]:
     """Measure this tree, and its ratio to the tree ``before``, if any."""
     others = [Path(each).resolve() for each in before]
-    results = measure_trees(*others, _ROOT)
-    seconds, mib = results[_ROOT]
+    results = measure_trees(*others, ROOT)
+    seconds, mib = results[ROOT]
     figures = {UP_MIB: mib, UP_READY: seconds}
     for other in others:
         figures |= {

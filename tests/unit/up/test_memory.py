@@ -1,0 +1,15 @@
+"""Memory of a whole system on a laptop. ``tests/bench/up.py`` measures it."""
+
+import pytest
+
+from tests.bench import up
+
+#: A ninth more than the system takes. Each part that its processes stop sharing takes as much.
+MAX_MIB = 840.0
+
+
+@pytest.mark.skipif(not hasattr(up.psutil.Process, "memory_maps"), reason="only Linux counts shared pages")
+def test_a_system_of_the_demo_models_fits_into_its_memory():
+    _, mib = up.measure_run(up.ROOT)
+
+    assert mib < MAX_MIB
