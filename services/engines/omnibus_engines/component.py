@@ -100,7 +100,10 @@ PRELOADED: dict[ComponentSource, tuple[frozenset[tuple[str, int, int]], Any]] = 
 
 
 def file_stamps(checkpoint: Path) -> frozenset[tuple[str, int, int]]:
-    """Return path, time of the last change in ns, and bytes of each file in the directory ``checkpoint``."""
+    """Return a stamp of each file in the directory ``checkpoint``.
+
+    It is the path, the time of the last change in ns, and the size in bytes.
+    """
     stats = ((str(file), file.stat()) for file in checkpoint.rglob("*"))
     return frozenset((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats)
 
@@ -147,9 +150,9 @@ class Hosted(Generic[M]):
     def _load_model(self) -> M:
         component, family, checkpoint, device, dtype = self._source
         # Once: two runners of this process must not share a model.
-        stamps, preloaded = PRELOADED.pop(self._source, (None, None))
+        stamps, shared_model = PRELOADED.pop(self._source, (None, None))
         if stamps is not None and stamps == file_stamps(checkpoint):
-            return cast(M, preloaded)
+            return cast(M, shared_model)
         model: M = find(family).load(component, checkpoint, device, dtype)
         return model
 

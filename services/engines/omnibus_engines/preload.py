@@ -1,4 +1,4 @@
-"""Small models loaded once, in the fork server, for all executors that it forks.
+"""Loads small models once, in the fork server, for all executors.
 
 A small model costs an executor far less memory than the objects of Python that its load touches. Forked after the load,
 executors share both until they write to them, and start without a load.
@@ -27,9 +27,9 @@ _PARTS = ("av", "jinja2.sandbox", "omnibus_models._video", "omnibus_models.tool_
 
 
 def prepare_models(declarations: str) -> None:
-    """Import what executors of the models in the file ``declarations`` need, and load the small models.
+    """Import what executors need, and load the small models.
 
-    If there are other models, everything that any family needs is imported. This uses one thread and no GPU. A model
+    ``declarations`` is the file of the declared models. If there are other models, everything that any family needs is imported. This uses one thread and no GPU. A model
     that cannot be loaded is left to its executors, which report the error.
     """
     models = _read_models(Path(declarations))
@@ -54,11 +54,11 @@ def _load_components(model: Mapping[str, Any], dtype: str) -> None:
         source = ComponentSource(component, model["family"], checkpoint, "cpu", dtype)
         try:
             avoid_planned_kernels(source.device)
-            loaded = families.load_family(source.family).load(component, checkpoint, source.device, dtype)
+            model_component = families.load_family(source.family).load(component, checkpoint, source.device, dtype)
         except (OmnibusError, ImportError, OSError, RuntimeError, ValueError, LookupError) as error:
             sys.stderr.write(f"{component} of {checkpoint} is left to its executors: {error}\n")
         else:
-            PRELOADED[source] = stamps, loaded
+            PRELOADED[source] = stamps, model_component
 
 
 @contextmanager
@@ -82,7 +82,10 @@ def _read_models(declarations: Path) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _is_small(model: Mapping[str, Any]) -> bool:
-    """Return whether the model is of a known family, and has few weights, in a directory of this machine."""
+    """Return whether the fork server loads the model.
+
+    It is of a known family, and has at most ``MAX_BYTES`` of weights in a directory of this machine.
+    """
     checkpoint, family = Path(str(model.get("checkpoint", ""))), model.get("family")
     if family not in families.NAMES or not model.get("components") or not checkpoint.is_absolute():
         return False
