@@ -29,8 +29,9 @@ _PARTS = ("av", "jinja2.sandbox", "omnibus_models._video", "omnibus_models.tool_
 def prepare_models(declarations: str) -> None:
     """Import what executors need, and load the small models.
 
-    ``declarations`` is the file of the declared models. If there are other models, everything that any family needs is imported. This uses one thread and no GPU. A model
-    that cannot be loaded is left to its executors, which report the error.
+    ``declarations`` is the file of the declared models. If it has others or none, everything that any family needs is
+    imported. This uses one thread and no GPU. A model that cannot be loaded is left to its executors, which report the
+    error.
     """
     models = _read_models(Path(declarations))
     small = {name: model for name, model in models.items() if _is_small(model)}
