@@ -104,7 +104,7 @@ def file_stamps(checkpoint: Path) -> frozenset[tuple[str, int, int]]:
 
     It is the path, the time of the last change in ns, and the size in bytes.
     """
-    stats = ((str(file), file.stat()) for file in checkpoint.rglob("*"))
+    stats = ((str(file), file.stat()) for file in checkpoint.rglob("*") if file.is_file())
     return frozenset((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats)
 
 

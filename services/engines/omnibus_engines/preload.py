@@ -33,13 +33,10 @@ def prepare_models(declarations: str) -> None:
     imported. This uses one thread and no GPU. A model that cannot be loaded is left to its executors, which report the
     error.
     """
-    models = _read_models(Path(declarations))
-    small = {name: model for name, model in models.items() if _is_small(model)}
+    models, settings = _read_models(Path(declarations)), read_settings(ExecutorSettings)
+    small = {name: model for name, model in models.items() if settings.device == "cpu" and _is_small(model)}
     if small.keys() != models.keys() or not models:
         importlib.import_module("omnibus_models.preimport")
-    settings = read_settings(ExecutorSettings)
-    if settings.device != "cpu":
-        return
     with late_imports.import_late(), _one_thread():
         for name in _PARTS:
             with suppress(ModuleNotFoundError):
@@ -74,7 +71,7 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(count)
 
 
-def _read_models(declarations: Path) -> Mapping[str, Mapping[str, Any]]:
+def _read_models(declarations: Path) -> Mapping[str, Any]:
     try:
         models = json.loads(declarations.read_text())["models"]
     except (OSError, ValueError, LookupError):  # declared later, or invalid, which the planner reports
@@ -82,13 +79,15 @@ def _read_models(declarations: Path) -> Mapping[str, Mapping[str, Any]]:
     return models if isinstance(models, dict) else {}
 
 
-def _is_small(model: Mapping[str, Any]) -> bool:
+def _is_small(model: Any) -> bool:
     """Return whether the fork server loads the model.
 
     It is of a known family, and has at most ``MAX_BYTES`` of weights in a directory of this machine.
     """
-    checkpoint, family = Path(str(model.get("checkpoint", ""))), model.get("family")
-    if family not in families.NAMES or not model.get("components") or not checkpoint.is_absolute():
+    if not isinstance(model, dict) or not isinstance(model.get("components"), list):  # the planner reports it
         return False
-    weights = [file.stat().st_size for file in checkpoint.rglob("*.safetensors")]
+    checkpoint, family = Path(str(model.get("checkpoint", ""))), model.get("family")
+    if family not in families.NAMES or not checkpoint.is_absolute():
+        return False
+    weights = [file.stat().st_size for file in checkpoint.rglob("*.safetensors") if file.is_file()]
     return 0 < sum(weights) <= MAX_BYTES

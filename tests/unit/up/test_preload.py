@@ -70,7 +70,7 @@ def test_a_component_that_cannot_be_loaded_is_left_to_its_executors(tmp_path, ch
     assert f"vae of {checkpoint} is left to its executors: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("reason", ["large", "on a GPU", "no declarations"])
+@pytest.mark.parametrize("reason", ["large", "on a GPU", "no declarations", "invalid declarations"])
 def test_other_models_are_not_loaded(tmp_path, checkpoint, preloaded, monkeypatch, reason):
     file = declare_models(tmp_path, checkpoint)
     if reason == "large":
@@ -78,7 +78,9 @@ def test_other_models_are_not_loaded(tmp_path, checkpoint, preloaded, monkeypatc
     elif reason == "on a GPU":
         monkeypatch.setenv("OMNIBUS_EXECUTOR_DEVICE", "cuda")
     else:
-        Path(file).write_text("{")
+        Path(file).write_text(
+            "{" if reason == "no declarations" else '{"models": {"m": [], "n": {"components": "vae"}}}'
+        )
 
     preload.prepare_models(file)
 
