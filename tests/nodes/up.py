@@ -93,7 +93,7 @@ class NamespaceStack(Stack):
     def _sidecar_spec(self, index: int) -> ProcessSpec:
         spec = super()._sidecar_spec(index)
         assert isinstance(self._nodes, NamespaceNodes)
-        return self._nodes.enter_node(replace(spec, argv=python_command("omnibus_sidecar")))
+        return self._nodes.enter_node(replace(spec, argv=python_command("omnibus_sidecar"), fork_server=""))
 
 
 def _open_server(server: infra.InfraServer) -> infra.InfraServer:
