@@ -24,10 +24,10 @@ class LateModule(ModuleType):
         if name.startswith("__"):  # what the import system and ``inspect`` ask for
             raise AttributeError(name)
 
-        def call(*values: Any, **options: Any) -> Any:
+        def call_imported(*values: Any, **options: Any) -> Any:
             return getattr(importlib.import_module(self.__name__), name)(*values, **options)
 
-        return call
+        return call_imported
 
 
 @contextmanager

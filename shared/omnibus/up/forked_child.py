@@ -54,7 +54,7 @@ class ForkedChild(ChildProcess):
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._loop.create_future()
 
-    def follow(self, name: str, output: int, write_line: WriteLine) -> None:
+    def follow_process(self, name: str, output: int, write_line: WriteLine) -> None:
         """Copy the lines of ``output``, and wait for the end."""
         self._write_line = write_line
         self._copy_lines(name, output, write_line)
@@ -128,7 +128,7 @@ async def _fork_child(spec: ProcessSpec, write_line: WriteLine) -> ForkedChild:
         pid, descriptor = await _read_process(connection)
         unless_forked.pop_all()
         child = ForkedChild(connection, pid, descriptor, lifeline)
-    child.follow(spec.name, output, write_line)
+    child.follow_process(spec.name, output, write_line)
     return child
 
 
