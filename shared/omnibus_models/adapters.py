@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from omnibus.checkpoints.adapters import DOWN_SUFFIX, PREFIX, UP_SUFFIX, LoraAdapter, read_adapter
 from omnibus.errors import BadRequest
+from omnibus_models.packed_weights import PACKED_LINEAR
 
 #: Parts of a path that may enclose a language model's layers in the trained model, for all classes.
 _WRAPPERS = frozenset({"model", "language_model", "text_model", "thinker", "decoder"})
@@ -41,23 +42,24 @@ class PassAdapters:
         self.rows: AdaptedRows | None = None
 
 
-class AdaptedLinear(nn.Linear):
-    """A linear layer with ``base``'s weights, and adapters' ``down`` and ``up``."""
+class AdaptedLinear(nn.Module):
+    """The linear layer ``base``, and adapters' ``down`` and ``up``."""
 
     down: Tensor  # [adapters, inputs, rank]
     up: Tensor  # [adapters, rank, outputs], scaled
 
     def __init__(self, base: nn.Linear, current: PassAdapters, count: int, rank: int) -> None:
-        nn.Module.__init__(self)  # the weights exist already
+        super().__init__()
         self.in_features, self.out_features = base.in_features, base.out_features
-        self.weight, self.bias = base.weight, base.bias
+        self.base = base
         self._current = current
-        weight = base.weight
-        self.register_buffer("down", weight.new_zeros(count, base.in_features, rank), persistent=False)
-        self.register_buffer("up", weight.new_zeros(count, rank, base.out_features), persistent=False)
+        weights = next(base.parameters())
+        like = {"dtype": weights.dtype, "device": weights.device}
+        self.register_buffer("down", torch.zeros(count, base.in_features, rank, **like), persistent=False)
+        self.register_buffer("up", torch.zeros(count, rank, base.out_features, **like), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        output = functional.linear(input, self.weight, self.bias)
+        output: Tensor = self.base(input)
         rows = self._current.rows
         return output if rows is None else self._add_deltas(input, output, rows)
 
@@ -157,7 +159,7 @@ def _set_layers(
         for module, path in modules.items():
             down, up = (weights.get_tensor(f"{PREFIX}{module}{suffix}") for suffix in (DOWN_SUFFIX, UP_SUFFIX))
             layer = adapters.layers.get(path) or _adapt_layer(backbone, path, adapters, rank)
-            layer.set_adapter(number, down.to(layer.weight.device), up.to(layer.weight.device), adapter.scale)
+            layer.set_adapter(number, down.to(layer.down.device), up.to(layer.down.device), adapter.scale)
 
 
 def _adapt_layer(backbone: nn.Module, path: str, adapters: Adapters, rank: int) -> AdaptedLinear:
@@ -175,12 +177,12 @@ def match_modules(decoder: Any, adapter: LoraAdapter) -> dict[str, str]:
     """
     if getattr(decoder, "crossed", ()):
         raise BadRequest(f"adapter {adapter.directory}: models with cross-attention to images support no LoRA")
-    kinds = (nn.Linear, AdaptedLinear)
+    kinds = (nn.Linear, *PACKED_LINEAR, AdaptedLinear)
     layers = {path: layer for path, layer in decoder.backbone.named_modules() if type(layer) in kinds}
     return {module: _match_module(adapter, module, layers) for module in adapter.modules}
 
 
-def _match_module(adapter: LoraAdapter, module: str, layers: Mapping[str, nn.Linear]) -> str:
+def _match_module(adapter: LoraAdapter, module: str, layers: Mapping[str, Any]) -> str:
     parts = module.split(".")
     while parts and parts[0] in _WRAPPERS:
         parts.pop(0)

@@ -9,6 +9,7 @@ from omnibus_llm.engine.engine import BatchingEngine, EngineLimits
 from omnibus_llm.engine.sequence import DecoderSequence
 from omnibus_llm.engine.step import Feed
 from omnibus_models.contract import Decoder
+from omnibus_models.packed_weights import pack_weights
 
 D = TypeVar("D", bound=Decoder)
 S = TypeVar("S", bound=DecoderSequence)
@@ -55,6 +56,11 @@ class HostedDecoder(Hosted[D], Generic[D, S]):
             "kv_bytes": engine.kv_token_bytes * engine.rows * self.context,
             **self.memory_stats(),
         }
+
+    def _load_model(self) -> D:
+        model = super()._load_model()
+        pack_weights(model.module)
+        return model
 
     async def _set_up(self) -> None:
         self.context = min(self._limits.context or self.model.context, self.model.context)
