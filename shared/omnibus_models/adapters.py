@@ -10,6 +10,7 @@ Punica (Chen et al. 2023).
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,9 +55,9 @@ class AdaptedLinear(nn.Module):
         self.base = base
         self._current = current
         weights = next(base.parameters())
-        like = {"dtype": weights.dtype, "device": weights.device}
-        self.register_buffer("down", torch.zeros(count, base.in_features, rank, **like), persistent=False)
-        self.register_buffer("up", torch.zeros(count, rank, base.out_features, **like), persistent=False)
+        make = partial(torch.zeros, dtype=weights.dtype, device=weights.device)
+        self.register_buffer("down", make(count, base.in_features, rank), persistent=False)
+        self.register_buffer("up", make(count, rank, base.out_features), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
         output: Tensor = self.base(input)

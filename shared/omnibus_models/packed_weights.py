@@ -7,7 +7,8 @@ layer stores them once in the order of the product:
 - float32: blocks of outputs, [blocks, inputs, width], which one batched product of torch reads from start to end.
 - bfloat16 on a processor that multiplies it: the order of oneDNN for few rows.
 
-Products are equal to those of the plain layer within rounding. The plain weights are dropped, so memory stays the same.
+Products are equal to those of the plain layer within rounding. The plain weights are dropped. Those were pages of the
+checkpoint's file, which processes share; packed ones belong to each process.
 """
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional
 _WIDTHS = (256, 128)  # outputs of a block, the widest that divides all; 64 otherwise
 _LEAST_WIDTH = 64
 _LEAST_WEIGHTS = 1 << 16  # of a layer; smaller ones stay in the processor's cache
+_LARGE_WEIGHTS = 1 << 24  # of a head over a vocabulary
 _ROWS = 8  # of the product that oneDNN chooses its order for
 
 
@@ -31,12 +33,13 @@ class BlockedLinear(nn.Linear):
         return self.blocks.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features]
 
     def forward(self, input: Tensor) -> Tensor:
+        blocks = self.blocks
         rows = input.reshape(-1, self.in_features)
-        products = torch.bmm(rows.expand(len(self.blocks), *rows.shape), self.blocks)
-        output = products.transpose(0, 1).reshape(len(rows), -1)[:, : self.out_features]
-        if self.bias is not None:
-            output = output + self.bias
-        return output.view(*input.shape[:-1], self.out_features)
+        products = torch.bmm(rows.expand(blocks.shape[0], -1, -1), blocks).transpose(0, 1)
+        output = products.reshape(*input.shape[:-1], -1)
+        if output.shape[-1] > self.out_features:
+            output = output[..., : self.out_features]
+        return output if self.bias is None else output + self.bias
 
 
 class BlockedEmbedding(nn.Embedding):
@@ -79,28 +82,28 @@ def pack_weights(module: nn.Module) -> None:
     Layers with hooks, and those that share their weights, stay plain, except a float32 head that shares the table of
     embeddings.
     """
-    owners: dict[int, list[nn.Module]] = {}
+    owners: dict[Tensor, list[nn.Module]] = {}  # tensors are equal as keys if they are the same object
     for part in module.modules():
-        for parameter in filter(None.__ne__, part._parameters.values()):
-            owners.setdefault(id(parameter), []).append(part)
-    for parts in owners.values():
-        _pack_parts(parts)
+        for parameter in part._parameters.values():
+            if parameter is not None:
+                owners.setdefault(parameter, []).append(part)
+    while owners:  # each plain weight is freed before the next one is packed
+        _pack_weight(*owners.popitem())
 
 
-def _pack_parts(parts: list[nn.Module]) -> None:
-    """Pack the weights that ``parts`` share, or nothing."""
+def _pack_weight(weight: Tensor, parts: list[nn.Module]) -> None:
+    """Pack ``weight``, which ``parts`` have, if they are a linear layer and perhaps a table of embeddings."""
     kinds = {type(part): part for part in parts if not part._forward_hooks and not part._forward_pre_hooks}
-    linear, table = kinds.pop(nn.Linear, None), kinds.pop(nn.Embedding, None)
-    if not isinstance(linear, nn.Linear) or len(parts) != 1 + (table is not None):
+    linear, table = kinds.get(nn.Linear), kinds.get(nn.Embedding)
+    if linear is None or linear._parameters["weight"] is not weight or len(parts) != 1 + (table is not None):
         return
-    weight = linear._parameters["weight"]
-    if weight is None or weight.device.type != "cpu" or weight.numel() < _LEAST_WEIGHTS:
+    if weight.device.type != "cpu" or weight.numel() < _LEAST_WEIGHTS:
         return
-    if weight.dtype == torch.float32 and torch.backends.mkl.is_available() and (table is None or _is_plain(table)):
+    if weight.dtype == torch.float32 and _packs_float32(weight, table):
         blocks = nn.Parameter(_cut_blocks(weight), requires_grad=False)
-        for part, kind in ((linear, BlockedLinear), (table, BlockedEmbedding)):
-            if part is not None:
-                _replace_weight(part, kind, "blocks", blocks)
+        _replace_weight(linear, BlockedLinear, "blocks", blocks)
+        if table is not None:
+            _replace_weight(table, BlockedEmbedding, "blocks", blocks)
     elif weight.dtype == torch.bfloat16 and table is None and _packs_bfloat16():
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
         _replace_weight(linear, OneDnnLinear, "packed", nn.Parameter(packed, requires_grad=False))
@@ -120,8 +123,14 @@ def _cut_blocks(weight: Tensor) -> Tensor:
     return padded.view(-1, width, weight.shape[1]).transpose(1, 2).contiguous()
 
 
-def _is_plain(table: nn.Module) -> bool:
-    return isinstance(table, nn.Embedding) and table.max_norm is None
+def _packs_float32(weight: Tensor, table: nn.Module | None) -> bool:
+    """Return whether blocks are faster here.
+
+    Those of a large head are on any processor with MKL, those of layers only where MKL has instructions of AVX-512.
+    """
+    if not torch.backends.mkl.is_available() or getattr(table, "max_norm", None) is not None:
+        return False
+    return weight.numel() >= _LARGE_WEIGHTS or torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def _packs_bfloat16() -> bool:

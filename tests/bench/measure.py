@@ -19,6 +19,7 @@ from tests.bench.cases import (
     CASES,
     CONNECTIONS,
     COPY,
+    CPU_DECODE,
     ENCODER,
     FAIR,
     FIRST_AUDIO,
@@ -83,6 +84,7 @@ _MODULES = {
     "beside_vllm": {*VLLM.values(), TTFT},
     "beside_llama_cpp": {*LLAMA.values(), *LLAMA_COSTS},
     "real": {REAL_FIRST_AUDIO},
+    "cpu_decode": set(CPU_DECODE.values()),
 }
 _IDLE = 1.0  # seconds
 _FAIR_SECONDS = 900  # limit for all kinds of work of one tenant during another's, in sequence

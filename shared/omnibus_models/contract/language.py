@@ -83,6 +83,7 @@ class PrefillInputs:
 class Decoder(ModelComponent, Protocol):
     """An autoregressive transformer that runs without per-module state."""
 
+    module: torch.nn.Module  # with all weights
     layers: int
     axes: int  # rotary position axes, see PrefillInputs.positions
     batches: bool  # whether one pass can continue several sequences; if not, each has its own ``new_cache``
