@@ -1,4 +1,4 @@
-"""Weights of a language model on a CPU, in the order in which a step reads them.
+"""Weights of language models on a CPU, in the order of a step.
 
 A decode step multiplies a few rows by every weight of the model, so it takes as long as reading the weights. Libraries
 read those of ``nn.Linear``, [outputs, inputs], in short pieces of many rows, or reorder them in each step. Here each
@@ -77,10 +77,10 @@ PACKED_LINEAR = (BlockedLinear, OneDnnLinear)
 
 
 def pack_weights(module: nn.Module) -> None:
-    """Pack the weights of large linear layers of ``module``, if they are on a CPU.
+    """Pack the weights of large linear layers of ``module``.
 
-    Layers with hooks, and those that share their weights, stay plain, except a float32 head that shares the table of
-    embeddings.
+    Does nothing on a GPU. Layers with hooks, and those that share their weights, stay plain. A float32 head may share
+    those of embeddings.
     """
     owners: dict[Tensor, list[nn.Module]] = {}  # tensors are equal as keys if they are the same object
     for part in module.modules():
@@ -92,7 +92,10 @@ def pack_weights(module: nn.Module) -> None:
 
 
 def _pack_weight(weight: Tensor, parts: list[nn.Module]) -> None:
-    """Pack ``weight``, which ``parts`` have, if they are a linear layer and perhaps a table of embeddings."""
+    """Pack ``weight`` of a linear layer, and perhaps of an embedding.
+
+    ``parts`` are all modules that have it; with others among them, it stays plain.
+    """
     kinds = {type(part): part for part in parts if not part._forward_hooks and not part._forward_pre_hooks}
     linear, table = kinds.get(nn.Linear), kinds.get(nn.Embedding)
     if linear is None or linear._parameters["weight"] is not weight or len(parts) != 1 + (table is not None):
@@ -105,8 +108,8 @@ def _pack_weight(weight: Tensor, parts: list[nn.Module]) -> None:
         if table is not None:
             _replace_weight(table, BlockedEmbedding, "blocks", blocks)
     elif weight.dtype == torch.bfloat16 and table is None and _packs_bfloat16():
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
-        _replace_weight(linear, OneDnnLinear, "packed", nn.Parameter(packed, requires_grad=False))
+        reordered_weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+        _replace_weight(linear, OneDnnLinear, "packed", nn.Parameter(reordered_weight, requires_grad=False))
 
 
 def _replace_weight(part: nn.Module, kind: type[nn.Module], name: str, stored: nn.Parameter) -> None:
