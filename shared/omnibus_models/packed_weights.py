@@ -26,11 +26,8 @@ class BlockedLinear(nn.Linear):
     """A linear layer whose weights are ``blocks`` [blocks, inputs, width]; the last block is padded with zeros."""
 
     blocks: Tensor
-
-    @property
-    def weight(self) -> Tensor:  # type: ignore[override]
-        """A copy of the weights, [outputs, inputs]."""
-        return self.blocks.transpose(1, 2).reshape(-1, self.in_features)[: self.out_features]
+    #: A copy of the weights, [outputs, inputs].
+    weight = property(lambda self: _join_blocks(self.blocks)[: self.out_features])
 
     def forward(self, input: Tensor) -> Tensor:
         blocks = self.blocks
@@ -46,11 +43,8 @@ class BlockedEmbedding(nn.Embedding):
     """A table that shares its ``blocks`` with the ``BlockedLinear`` that computes logits."""
 
     blocks: Tensor
-
-    @property
-    def weight(self) -> Tensor:  # type: ignore[override]
-        """A copy of the table, [ids, width of rows]."""
-        return self.blocks.transpose(1, 2).reshape(-1, self.embedding_dim)[: self.num_embeddings]
+    #: A copy of the table, [ids, width of rows].
+    weight = property(lambda self: _join_blocks(self.blocks)[: self.num_embeddings])
 
     def forward(self, input: Tensor) -> Tensor:
         width = self.blocks.shape[-1]
@@ -61,11 +55,8 @@ class OneDnnLinear(nn.Linear):
     """A linear layer whose weights are ``packed`` in the order of oneDNN."""
 
     packed: Tensor
-
-    @property
-    def weight(self) -> Tensor:  # type: ignore[override]
-        """A copy of the weights, [outputs, inputs]."""
-        return self.packed.to_dense()
+    #: A copy of the weights, [outputs, inputs].
+    weight = property(lambda self: self.packed.to_dense())
 
     def forward(self, input: Tensor) -> Tensor:
         output: Tensor = torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, "none", [], "")
@@ -124,6 +115,11 @@ def _cut_blocks(weight: Tensor) -> Tensor:
     width = next((width for width in _WIDTHS if len(weight) % width == 0), _LEAST_WIDTH)
     padded = functional.pad(weight, (0, 0, 0, -len(weight) % width))
     return padded.view(-1, width, weight.shape[1]).transpose(1, 2).contiguous()
+
+
+def _join_blocks(blocks: Tensor) -> Tensor:
+    """Return the weights, [outputs, inputs], of ``blocks`` with their padding."""
+    return blocks.transpose(1, 2).reshape(-1, blocks.shape[1])
 
 
 def _packs_float32(weight: Tensor, table: nn.Module | None) -> bool:
