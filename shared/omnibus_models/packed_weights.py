@@ -4,7 +4,8 @@ A decode step multiplies a few rows by every weight of the model, so it takes as
 read those of ``nn.Linear``, [outputs, inputs], in short pieces of many rows, or reorder them in each step. Here each
 layer stores them once in the order of the product:
 
-- float32: blocks of outputs, [blocks, inputs, width], which one batched product of torch reads from start to end.
+- float32 heads over a vocabulary: blocks of outputs, [blocks, inputs, width], which one batched product of torch reads
+  from start to end.
 - bfloat16 on a processor that multiplies it: the order of oneDNN for few rows.
 
 Products are equal to those of the plain layer within rounding. The plain weights are dropped. Those were pages of the
@@ -123,13 +124,12 @@ def _join_blocks(blocks: Tensor) -> Tensor:
 
 
 def _packs_float32(weight: Tensor, table: nn.Module | None) -> bool:
-    """Return whether blocks are faster here.
+    """Return whether blocks are faster: with MKL, for weights far larger than the processor's cache.
 
-    Those of a large head are on any processor with MKL, those of layers only where MKL has instructions of AVX-512.
+    Other layers would gain with eight sequences in a step, and lose with one, and for prompts.
     """
-    if not torch.backends.mkl.is_available() or getattr(table, "max_norm", None) is not None:
-        return False
-    return weight.numel() >= _LARGE_WEIGHTS or torch.backends.cpu.get_cpu_capability() == "AVX512"
+    is_plain_table = getattr(table, "max_norm", None) is None
+    return torch.backends.mkl.is_available() and is_plain_table and weight.numel() >= _LARGE_WEIGHTS
 
 
 def _packs_bfloat16() -> bool:
