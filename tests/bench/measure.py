@@ -25,6 +25,7 @@ from tests.bench.cases import (
     FIRST_AUDIO,
     GENERATOR,
     GOODPUT,
+    LAPTOP,
     LIMITS,
     LLAMA,
     LLAMA_COSTS,
@@ -82,7 +83,7 @@ _MODULES = {
     "nodes": set(NODES),
     "node_plans": set(NODE_PLANS),
     "beside_vllm": {*VLLM.values(), TTFT},
-    "beside_llama_cpp": {*LLAMA.values(), *LLAMA_COSTS},
+    "beside_llama_cpp": {*LLAMA.values(), LAPTOP, *LLAMA_COSTS},
     "real": {REAL_FIRST_AUDIO},
     "cpu_decode": set(CPU_DECODE.values()),
 }
