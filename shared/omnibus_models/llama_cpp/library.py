@@ -111,7 +111,7 @@ class TokenBatch(ctypes.Structure):
     )
 
 
-#: How often a thread checks a barrier before it sleeps. By OpenMP's default it spins for milliseconds, and beside another
+#: How often a thread checks a barrier before it sleeps. By OpenMP's default it spins for milliseconds. Beside another
 #: program on one of the cores, a step then takes ten times as long instead of three times.
 _SPINS = "2000"
 
