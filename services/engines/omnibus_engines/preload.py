@@ -6,6 +6,7 @@ executors share both until they write to them, and start without a load.
 
 import importlib
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +24,9 @@ from omnibus_models.attention_kernels import avoid_planned_kernels
 
 #: Most bytes of weights of a model that the fork server loads. Larger ones are loaded side by side by their executors.
 MAX_BYTES = 64 << 20
+#: Setting of the library tokenizers, which it reads in each call.
+_PARALLELISM = "TOKENIZERS_PARALLELISM"
+_HALVES = ("prefill", "decode")
 _PARTS = ("av", "jinja2.sandbox", "omnibus_models._video", "omnibus_models.tool_calls.hermes")
 
 
@@ -48,8 +52,11 @@ def prepare_models(declarations: str) -> None:
 def _load_components(model: Mapping[str, Any], dtype: str) -> None:
     checkpoint = Path(model["checkpoint"])
     stamps = file_stamps(checkpoint)
-    for component in model["components"]:
+    # Prefill and decode are halves of a thinker, which has the weights of both.
+    for component in dict.fromkeys("thinker" if part in _HALVES else part for part in model["components"]):
         source = ComponentSource(component, model["family"], checkpoint, "cpu", dtype)
+        if source in PRELOADED:
+            continue
         try:
             avoid_planned_kernels(source.device)
             model_component = families.load_family(source.family).load(component, checkpoint, source.device, dtype)
@@ -61,14 +68,17 @@ def _load_components(model: Mapping[str, Any], dtype: str) -> None:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute without threads, which would not survive a fork."""
-    count = torch.get_num_threads()
+    """Compute without threads, which would not survive a fork: neither torch nor tokenizers start any."""
+    count, parallelism = torch.get_num_threads(), os.environ.get(_PARALLELISM)
     torch.set_num_threads(1)
+    os.environ[_PARALLELISM] = "false"
     try:
         with torch.inference_mode():
             yield
     finally:
         torch.set_num_threads(count)
+        os.environ.pop(_PARALLELISM)
+        os.environ.update({} if parallelism is None else {_PARALLELISM: parallelism})
 
 
 def _read_models(declarations: Path) -> Mapping[str, Any]:
