@@ -1,6 +1,7 @@
 """Small models that a fork server loads before it forks executors of them."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from omnibus.families import catalog
 from omnibus.up.tiny_models import TRAINED
 from omnibus_engines import component, preload
 from omnibus_engines.component import ComponentSource, Hosted
+from omnibus_models import tiny
 
 FAMILY = "qwen_image"
 
@@ -104,3 +106,22 @@ assert scipy.stats.norm.cdf(0) == 0.5
 
 def test_a_late_module_is_imported_when_it_is_called_and_others_import_it_as_usual():
     subprocess.run([sys.executable, "-c", LATE], check=True, timeout=60)
+
+
+THREADS = """
+import os, sys
+from omnibus_engines import preload
+before = os.listdir("/proc/self/task")
+preload.prepare_models(sys.argv[1])
+assert preload.PRELOADED and os.listdir("/proc/self/task") == before
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux lists threads there")
+def test_a_load_leaves_no_threads_which_would_keep_the_fork_server_from_forking(tmp_path):
+    janus = tiny.build("janus", tmp_path / "janus")
+    file = tmp_path / "models.json"
+    file.write_text(json.dumps({"models": {"m": catalog.model_declaration("janus", str(janus))}}))
+
+    command = [sys.executable, "-c", THREADS, str(file)]
+    subprocess.run(command, check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
