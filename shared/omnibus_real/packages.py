@@ -2,10 +2,10 @@
 
 import os
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from omnibus.checkpoints.packaged import module_directory
 from omnibus.errors import Fatal
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.settings import read_settings
@@ -16,10 +16,10 @@ def package_directory(name: str) -> Path:
 
     Raises ``Fatal`` if it is not installed.
     """
-    spec = find_spec(name)
-    if spec is None or spec.origin is None:
+    directory = module_directory(name)
+    if directory is None:
         raise _not_installed(name)
-    return Path(spec.origin).parent
+    return directory
 
 
 def import_package(name: str) -> Any:

@@ -41,7 +41,7 @@ class PackagedWeights(NamedTuple):
 
     @property
     def is_installed(self) -> bool:
-        return _module_directory(self.module) is not None
+        return module_directory(self.module) is not None
 
     @property
     def install_command(self) -> str:
@@ -83,7 +83,7 @@ def find_packaged(name: str) -> Path:
             f"{did_you_mean(name, PACKAGED)}"
         )
     weights = PACKAGED[name]
-    directory = _module_directory(weights.module)
+    directory = module_directory(weights.module)
     if directory is None:
         raise NotFound(f"the package {weights.package} with {name} is not installed: run `{weights.install_command}`")
     path = directory / weights.path
@@ -104,7 +104,7 @@ def require_packaged(names: Iterable[str]) -> None:
         )
 
 
-def _module_directory(module: str) -> Path | None:
+def module_directory(module: str) -> Path | None:
     """Return the directory of an installed module, without importing it."""
     spec = find_spec(module)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []

@@ -98,7 +98,7 @@ async def _show_apps(stack: Stack, options: argparse.Namespace, out: Path) -> No
 
 
 class DemoClient:
-    """DemoClient of the three apps at a gateway."""
+    """Client of the three apps at a gateway."""
 
     def __init__(self, stack: Stack) -> None:
         import openai

@@ -41,8 +41,8 @@ def real_models(names: Iterable[str] = REAL_MODELS) -> str:
 def real_settings() -> dict[str, str]:
     """Return settings of executors, without those that the environment has.
 
-    An engine has half of the processors. Threads of llama.cpp wait for one another without sleeping. Next to other
-    busy engines, two threads on two processors are ten times slower than one.
+    An engine has half of the processors: threads of llama.cpp wait for one another, so busy engines beside it slow all
+    of them down.
     """
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     settings = {"OMNIBUS_EXECUTOR_BATCH": _BATCH, "OMNIBUS_EXECUTOR_THREADS": max(1, processors // 2)}
