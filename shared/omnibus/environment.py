@@ -83,3 +83,8 @@ def _expected_value(kind: Any) -> str:
         return " or ".join(f"`{each}`" for each in get_args(kind))
     kinds = get_args(kind) or (kind,)
     return " or ".join(_KIND_NAMES[each] for each in kinds if each in _KIND_NAMES) or f"a value of {kind}"
+
+
+def count_processors() -> int:
+    """Return the number of processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,11 +1,11 @@
 """Packages with trained weights, and the threads of their executor."""
 
-import os
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from omnibus.checkpoints.packaged import module_directory
+from omnibus.environment import count_processors
 from omnibus.errors import Fatal
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.settings import read_settings
@@ -39,7 +39,7 @@ def _not_installed(name: str) -> Fatal:
 
 def count_threads() -> int:
     """Return ``OMNIBUS_EXECUTOR_THREADS``; for 0, the number of processors of this process."""
-    return read_settings(ExecutorSettings).threads or len(os.sched_getaffinity(0))
+    return read_settings(ExecutorSettings).threads or count_processors()
 
 
 def open_session(file: Path) -> Any:

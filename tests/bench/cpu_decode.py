@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from omnibus.checkpoints.packaged import find_packaged
 from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
 from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import gguf_checkpoint, loading
 from omnibus_models.families.causal_lm import find_class
-from tests.bench.beside_llama_cpp import find_file
 from tests.bench.cases import CPU_DECODE
 from tests.unit.jobs import MemoryJob, finish_job
 
@@ -89,6 +89,4 @@ async def measure_ratios(checkpoint: Path) -> dict[str, float]:
 
 if __name__ == "__main__":
     torch.set_num_threads(_THREADS)
-    file = find_file()
-    assert file is not None, "the model is missing: make install-weights"
-    print(json.dumps(asyncio.run(measure_ratios(file))))
+    print(json.dumps(asyncio.run(measure_ratios(find_packaged("smollm2")))))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from omnibus.environment import count_processors
 from omnibus.process.spec import ProcessSpec
 from omnibus.up import binaries, health
 from omnibus.up.ports import LOOPBACK, free_ports
@@ -78,8 +79,7 @@ def choose_nats_cores() -> int:
     The server sends small messages between processes that share its machine. Threads of Go that search for more work
     take time from those processes.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // 4)
+    return max(1, count_processors() // 4)
 
 
 def prepare_valkey(

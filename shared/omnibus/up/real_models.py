@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from omnibus.checkpoints.packaged import INSTALL_ALL, PACKAGED, find_packaged, require_packaged
+from omnibus.environment import count_processors
 from omnibus.errors import NotFound
 
 #: Modules of the apps, each with a model of its name.
@@ -44,6 +45,5 @@ def real_settings() -> dict[str, str]:
     An engine has half of the processors: threads of llama.cpp wait for one another, so busy engines beside it slow all
     of them down.
     """
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    settings = {"OMNIBUS_EXECUTOR_BATCH": _BATCH, "OMNIBUS_EXECUTOR_THREADS": max(1, processors // 2)}
+    settings = {"OMNIBUS_EXECUTOR_BATCH": _BATCH, "OMNIBUS_EXECUTOR_THREADS": max(1, count_processors() // 2)}
     return {name: str(value) for name, value in settings.items() if name not in os.environ}
