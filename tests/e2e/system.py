@@ -148,7 +148,8 @@ class System:
         # A frozen process stays until the test resumes or kills it.
         own["OMNIBUS_UP_FROZEN"] = "60"
         self.env = {**os.environ, **own, **settings}
-        self.executors = _executor_ids(models)
+        planned = "apps" in (more or {})  # then the plan names the executors
+        self.executors = set() if planned else _executor_ids(models)
         self._process: subprocess.Popen[str] | None = None
         self._lines: list[str] = []
         self._up = threading.Event()
@@ -157,7 +158,8 @@ class System:
 
     def start(self) -> None:
         while not self._begin():  # another program may take a port between its choice and its use
-            assert "Address already in use" in self.log, f"ended at once: {self.log[-2000:]}"
+            # NATS and uvicorn write it in small letters.
+            assert "address already in use" in self.log.lower(), f"ended at once: {self._last_words()}"
             self._lines.clear()
         self.state = runs.read_state(environ=self.env)
         self.urls = [
@@ -199,6 +201,10 @@ class System:
             if line.startswith("Omnibus is up"):
                 self._up.set()
         self._up.set()
+
+    def _last_words(self) -> str:
+        """The last lines of the log, the very last one first: summaries show only one."""
+        return "".join(reversed(self._lines[-20:]))
 
     @property
     def log(self) -> str:

@@ -2,6 +2,9 @@
 
 import random
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from omnibus.errors import BadRequest, Conflict
@@ -13,23 +16,33 @@ _CANDIDATE_COUNT = 200
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ``count`` different unused TCP ports on 127.0.0.1.
+    """Return ``count`` different unused TCP ports on 127.0.0.1. Raises ``OSError`` if too few are free."""
+    with held_ports(count) as ports:
+        return ports
 
-    The ports are below the kernel's ephemeral range. A client that reconnects to a dead server on an ephemeral loopback
-    port can connect to itself. That would block the port for the server's restart. Raises ``OSError`` if too few ports
-    are free.
+
+@contextmanager
+def held_ports(count: int) -> Iterator[list[int]]:
+    """Return ``count`` different unused TCP ports on 127.0.0.1, which on Linux are free for their servers alone.
+
+    Until the context ends, a server that sets SO_REUSEADDR can listen on them, as NATS, Valkey and uvicorn do, but
+    they are not chosen again: two systems may start at the same time, and a server may be restarted. The ports are
+    below the kernel's ephemeral range. A client that reconnects to a dead server on an ephemeral loopback port can
+    connect to itself. That would block the port for the server's restart. Raises ``OSError`` if too few ports are free.
     """
     first = _first_ephemeral()
     candidates = random.sample(range(max(1024, first - _PORT_COUNT), first), _CANDIDATE_COUNT)
     ports: list[int] = []
-    for port in candidates:
-        if len(ports) == count:
-            break
-        if _can_bind(port):
-            ports.append(port)
-    if len(ports) < count:
-        raise OSError(f"only {len(ports)} of {count} free ports found below {first} on {LOOPBACK}")
-    return ports
+    with ExitStack() as holders:
+        for port in candidates:
+            if len(ports) < count and (holder := _hold(port)):
+                holders.enter_context(holder)
+                ports.append(port)
+        if len(ports) < count:
+            raise OSError(f"only {len(ports)} of {count} free ports found below {first} on {LOOPBACK}")
+        if sys.platform != "linux":  # there a bound socket keeps servers away as well
+            holders.close()
+        yield ports
 
 
 def require_free_port(port: int) -> None:
@@ -53,12 +66,16 @@ def _first_ephemeral() -> int:
         return 32_768
 
 
-def _can_bind(port: int) -> bool:
+def _hold(port: int) -> socket.socket | None:
+    """Return a socket that is bound to the port, but does not listen; None if the port is in use."""
+    holder = socket.socket()
     try:
-        _bind(port)
+        holder.bind((LOOPBACK, port))  # without SO_REUSEADDR, which would also find a port free that another one holds
     except OSError:
-        return False
-    return True
+        holder.close()
+        return None
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return holder
 
 
 def _bind(port: int) -> None:

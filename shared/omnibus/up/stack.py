@@ -42,7 +42,7 @@ from omnibus.up.fork_servers import (
 from omnibus.up.health import Endpoints
 from omnibus.up.motion import find_forked_pid
 from omnibus.up.nodes import NODE, Nodes, sidecar_name
-from omnibus.up.ports import free_ports, require_free_port
+from omnibus.up.ports import held_ports, require_free_port
 from omnibus.up.probes import not_ready, wait_for_port, wait_for_socket
 from omnibus.up.role_switcher import RoleSwitcher
 from omnibus.up.run_dir import RunDirectory
@@ -219,7 +219,8 @@ class Stack:
         """Choose all ports at once, so that they differ."""
         if self._requested_port:
             require_free_port(self._requested_port)
-        free = [port for port in free_ports(self._gateways + 4) if port != self._requested_port]
+        ports = self._stack.enter_context(held_ports(self._gateways + 4))
+        free = [port for port in ports if port != self._requested_port]
         # Loopback is open to every user of this machine.
         word, other = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         up = read_settings(UpSettings, {**os.environ, **self._extra})

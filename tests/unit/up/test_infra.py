@@ -1,7 +1,9 @@
 """The servers that we start: reachable, on loopback only, on ports that outlive a restart."""
 
 import os
+import random
 import socket
+import sys
 from pathlib import Path
 
 import nats
@@ -10,7 +12,7 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus.up import infra
-from omnibus.up.ports import LOOPBACK, free_ports
+from omnibus.up.ports import LOOPBACK, free_ports, held_ports
 from tests.unit.bus.servers import run_owned_server as owning
 
 
@@ -117,3 +119,27 @@ def test_free_ports_differ_and_are_below_the_ephemeral_range():
     assert len(set(ports)) == 20
     assert all(1024 <= port < 61_000 for port in ports)
     assert all(can_listen(port) for port in ports)
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a socket that holds a port keeps servers away")
+
+
+@on_linux
+def test_held_ports_are_not_chosen_again(monkeypatch):
+    with held_ports(2) as ports:
+        monkeypatch.setattr(random, "sample", lambda population, count: ports)
+        with pytest.raises(OSError, match="only 0 of 1 free ports"):
+            free_ports(1)
+
+    assert free_ports(2) == ports
+
+
+@on_linux
+def test_servers_listen_on_held_ports_again_and_again(run_server, tmp_path):
+    with held_ports(3) as (port, monitor, store):
+        for _ in range(2):
+            with (
+                run_server(infra.prepare_nats(tmp_path, port=port, monitor_port=monitor)),
+                run_server(infra.prepare_valkey(tmp_path, port=store)),
+            ):
+                assert not any(can_listen(each) for each in (port, monitor, store))
