@@ -4,9 +4,9 @@ The planner writes a ``Plan``, and gateways read it. Both must decide one thing 
 request, given its number and the plan's rates alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
-from math import sqrt
+from math import inf, sqrt
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from omnibus.errors import BadRequest, ProtocolError
 from omnibus.families import catalog
 from omnibus.graph import UNREADABLE, WIRE_VERSION
 from omnibus.model_defaults import ImageDefaults, SamplingDefaults
+from omnibus.plan_goals import ModelGoals
 
 #: Suffix of a candidate's options; the rest is the name of the option that they are compared with.
 CANDIDATE_MARK = "@canary"
@@ -23,6 +24,8 @@ CANDIDATE_MARK = "@canary"
 GOLDEN = 0.6180339887498949
 #: Components that adapters of a model change.
 LANGUAGE_COMPONENTS = frozenset({"thinker", *catalog.SPLIT})
+#: Components whose output is speech.
+SPEECH_COMPONENTS = frozenset({"talker", "vocoder"})
 #: The GPU type of a place without a GPU.
 CPU = "cpu"
 
@@ -36,7 +39,8 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     OMNIBUS_EXECUTOR_DTYPE. If 0 or empty, the executor's environment sets them. ``checkpoint`` overrides the model's if
     it is not empty. ``vllm`` are settings of its vLLM engine, by the ends of their OMNIBUS_VLLM_... names. ``cell`` is
     the cell of its executors, for a model in cells (``omnibus.cells``). ``spares`` is the number of replicas beyond the
-    load's need; unset means none.
+    load's need; unset means none. ``credits`` is the most requests in flight that gateways give each executor, so that
+    requests keep their goals under overload. If unset, the executor's own setting (OMNIBUS_EXECUTOR_CREDITS) applies.
     """
 
     components: tuple[str, ...]
@@ -52,11 +56,16 @@ class DeploymentOption(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vllm: dict[str, str | int | float | bool] | UnsetType = UNSET
     cell: str | UnsetType = UNSET
     spares: int | UnsetType = UNSET
+    credits: int | UnsetType = UNSET
 
     @property
     def spare_count(self) -> int:
         """Number of replicas beyond the load's need."""
         return self.spares or 0
+
+    def bound_credits(self, own: int) -> int:
+        """Return the most requests in flight of an executor whose ``own`` setting allows so many."""
+        return min(own, self.credits or own)
 
 
 class Path(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,7 +92,8 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     apps that brought the model, and is empty if the operator declared it. ``ttft`` and ``tbt`` are the seconds to the
     first token, and between two, that steps of its executors keep. With 0, the executors' own settings apply.
     ``image_defaults`` complete requests for images. ``goals`` are the seconds that 99 of 100 requests keep, by figure
-    (``omnibus.cluster.latency_histogram.FIGURES``). ``adapters`` are LoRA adapters of its language model by the names
+    (``omnibus.cluster.latency_histogram.FIGURES``), and ``type_goals`` those of request types (``ModelGoals``). If
+    unset, no type has its own. ``adapters`` are LoRA adapters of its language model by the names
     in requests. ``speech_detector`` (``energy`` or ``silero``) finds turns in users' speech; if unset, the gateway's
     usual one does. ``sampling_defaults`` complete requests for text; if unset, the checkpoint's recommendation does.
     """
@@ -105,6 +115,34 @@ class ModelPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapters: dict[str, str] = {}
     speech_detector: str | UnsetType = UNSET
     sampling_defaults: SamplingDefaults | UnsetType = UNSET
+    type_goals: dict[str, dict[str, float]] | UnsetType = UNSET
+
+    @property
+    def latency_goals(self) -> ModelGoals:
+        """The goals of all requests, and of request types."""
+        return ModelGoals(self.goals, self.type_goals or {})
+
+    @property
+    def credits(self) -> dict[str, int]:
+        """The most requests in flight at each executor, by option; without options that have no limit."""
+        return {name: option.credits for name, option in self.options.items() if option.credits}
+
+    def with_credits(self, credits: Mapping[str, int]) -> "ModelPlan":
+        """Return this plan with ``credits`` by option, and no limit for the others."""
+        options = {
+            name: msgspec.structs.replace(option, credits=credits.get(name, UNSET))
+            for name, option in self.options.items()
+        }
+        return msgspec.structs.replace(self, options=options)
+
+    def longest_wait(self, used: frozenset[str]) -> float:
+        """Return the seconds after which requests that use ``used`` have missed a goal without any work on them.
+
+        They are infinite without such a goal. Goals of figures that these requests do not have do not count.
+        """
+        goals = self.latency_goals.of_type("+".join(used))
+        figures = {"done": used, "first_token": used & LANGUAGE_COMPONENTS, "first_audio": used & SPEECH_COMPONENTS}
+        return min([goals[figure] for figure, parts in figures.items() if parts and figure in goals], default=inf)
 
     def option_adapters(self, option: str) -> dict[str, str]:
         """Return the adapters that executors of ``option`` load.

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Mapping
 from functools import partial
 
 import msgspec
@@ -27,6 +28,7 @@ from omnibus_planner.autoscale.autoscaler import Autoscaler
 from omnibus_planner.autoscale.growth import plan_growth
 from omnibus_planner.canary.controller import CandidateController
 from omnibus_planner.declared import app_models, declarations_file
+from omnibus_planner.declared.shared_processes import APPS, share_processes
 from omnibus_planner.jetstream_metrics import StreamMetrics
 from omnibus_planner.optimize.cell_plans import divide_into_cells, reroute_pools
 from omnibus_planner.optimize.job import PlanningJob
@@ -109,12 +111,20 @@ class PlannerService:
         plan_result, plan = self._planning.planned, self._changes.plan
         running = {name: without_candidate(model) for name, model in plan.models.items()} if plan is not None else {}
         declared_plans = {**self._declared, **divide_into_cells(plan_result, running)}
-        models = self._canary.apply({**declared_plans, **app_models.app_models(self._apps, declared_plans)})
+        models = self._canary.apply(self._with_apps(declared_plans))
         planner, load = self._planning.planner, self._follow.last_load
         reroute = partial(planner.reroute_running, load=load) if planner is not None else None
         route = self._canary.wrap_route(partial(reroute_pools, reroute) if reroute is not None else None)
         counts, prices = self._planning.gpu_counts, self._planning.prices
         self._changes.set_target(PlanTarget(models, reason, plan_result.explain, counts, route, prices))
+
+    def _with_apps(self, declared_plans: Mapping[str, ModelPlan]) -> dict[str, ModelPlan]:
+        """Return ``declared_plans``, and executors of all unit tasks that apps bring."""
+        models = {name: plan for name, plan in declared_plans.items() if name != APPS}
+        if APPS in declared_plans:
+            models |= share_processes(declared_plans[APPS], self._apps, models)
+        hosted_tasks = models[APPS].components if APPS in models else ()
+        return models | app_models.app_models(self._apps, models, hosted_tasks)
 
     async def _replan_models(self, reason: str) -> None:
         """Plan the planned models again, from their current profiles."""

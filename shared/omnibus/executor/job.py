@@ -92,6 +92,7 @@ class LiveJob:
                 self._inline if connection.consumed or connection.requested else 0,
             )
             self.answers = self.answers or connection.requested
+            self.clock.continues = self.clock.continues or bool(connection.local)
             if self.next_edge is None and connection.readers.edges:
                 self.next_edge = connection.readers.edges[0]
 

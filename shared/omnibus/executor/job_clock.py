@@ -28,17 +28,20 @@ MAX_BALANCE_PART = 0.005
 class JobClock:
     """Times of one job, and its ``tenant``.
 
-    ``began`` is in Unix seconds, 0 until the engine starts on the job. ``seconds`` is the job's share of the engine's
-    seconds. A ``closed`` clock was reported: nothing more is charged to it.
+    ``began`` is in Unix seconds, 0 until the engine starts on the job. ``seconds`` is its share of the engine's
+    seconds. A ``closed`` clock was reported: nothing more is charged to it. ``continues`` is true if another job of
+    this executor reads a result of the job. ``came`` is its arrival, as of ``time.monotonic``.
     """
 
-    __slots__ = ("began", "closed", "seconds", "tenant")
+    __slots__ = ("began", "came", "closed", "continues", "seconds", "tenant")
 
     def __init__(self, tenant: TenantShare = NO_TENANT) -> None:
         self.tenant = tenant
         self.began = 0.0
+        self.came = time.monotonic()
         self.seconds = 0.0
         self.closed = False
+        self.continues = False
 
     def set_now(self) -> None:
         """Record that the engine starts on the job now; later calls have no effect."""

@@ -6,6 +6,10 @@ few leave much, many leave little. So a long prompt or a large image does not st
 cost nothing. Work that cannot be cut runs alone if it is larger than a budget. That is a media item, or a span of a
 prompt whose tokens need each other. Method: TriInfer, algorithm 1 (stage-level batching).
 
+Media do not run ahead of a full language model. While an older request of its tenant waits for a slot, an item waits
+too if its sequence needs a slot here. In overload, a backlog of media would otherwise take time from decode steps, for
+sequences that no slot is free for (``omnibus.executor.due_queue``).
+
 Order: the tenant with the least service is first (``omnibus.executor.tenant_order``), then its earliest due work. Work
 is due at its arrival plus up to ``patience``, in proportion to its size. Short prompts overtake long ones (ModServe,
 section 5), but never one that has waited for ``patience``. Due times do not change, so all work runs in the end.
@@ -18,7 +22,7 @@ from itertools import count
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from omnibus.executor.due_queue import Due as Due
-from omnibus.executor.due_queue import DueQueue
+from omnibus.executor.due_queue import DueQueue, MediaQueue
 from omnibus.executor.step_budget import NO_COSTS, CostTable, StepCosts
 from omnibus.executor.step_turns import StepTurns
 from omnibus.executor.tenant_order import NO_TENANT, TenantOrder, TenantShare
@@ -102,7 +106,7 @@ class Schedule(Generic[K]):
         self._left: dict[K, int] = {}  # prompt tokens to compute
         self._held: dict[K, None] = {}  # sequences in a slot without work
         self._decoding: dict[K, None] = {}
-        self._media: DueQueue[K] = DueQueue(self._order)
+        self._media: MediaQueue[K] = MediaQueue(self._order, self._waiting)
         self._encoding: dict[K, None] = {}
 
     # Arrivals
@@ -114,24 +118,41 @@ class Schedule(Generic[K]):
         now: float,
         spans: Sequence[tuple[int, int]] = (),
         tenant: TenantShare = NO_TENANT,
+        since: float | None = None,
     ) -> None:
         """Add a sequence with a prompt of ``tokens`` tokens (at least 1).
 
         It waits for a slot, then for its prefill. Shares do not end inside of a span [begin, end) of ``spans``, which
-        are sorted.
+        are sorted. ``since`` is the arrival of its request; None means ``now``.
         """
-        self._waiting.push(self._make_due(key, _check_positive(tokens), now, tenant)._replace(spans=spans))
+        due = self._make_due(key, _check_positive(tokens), now, tenant, since)
+        self._waiting.push(due._replace(spans=spans))
 
-    def add_prefilled(self, key: K, now: float, tenant: TenantShare = NO_TENANT) -> None:
+    def add_prefilled(self, key: K, now: float, tenant: TenantShare = NO_TENANT, since: float | None = None) -> None:
         """Add a sequence that was prefilled elsewhere: it waits for a slot, then for ``start_decode``."""
-        self._waiting.push(self._make_due(key, 0, now, tenant))
+        self._waiting.push(self._make_due(key, 0, now, tenant, since))
 
-    def add_media(self, key: K, tokens: int, now: float, kind: Hashable, tenant: TenantShare = NO_TENANT) -> None:
-        """Add a media item of ``tokens`` tokens (at least 1); a step encodes items of one of ``kinds``."""
-        self._media.push(self._make_due(key, _check_positive(tokens), now, tenant)._replace(kind=kind))
+    def add_media(
+        self,
+        key: K,
+        tokens: int,
+        now: float,
+        kind: Hashable,
+        tenant: TenantShare = NO_TENANT,
+        since: float | None = None,
+        *,
+        continues: bool = False,
+    ) -> None:
+        """Add a media item of ``tokens`` tokens (at least 1); a step encodes items of one of ``kinds``.
 
-    def _make_due(self, key: K, size: int, now: float, tenant: TenantShare) -> Due[K]:
-        return Due(due_time(now, self.patience, size, self.whole), next(self._numbers), key, size, tenant=tenant)
+        The sequence of one that ``continues`` needs a slot here.
+        """
+        due = self._make_due(key, _check_positive(tokens), now, tenant, since)
+        self._media.push_item(due._replace(kind=kind, continues=continues))
+
+    def _make_due(self, key: K, size: int, now: float, tenant: TenantShare, since: float | None) -> Due[K]:
+        at, came = due_time(now, self.patience, size, self.whole), now if since is None else since
+        return Due(at, next(self._numbers), key, size, tenant=tenant, since=came)
 
     # Changes
 
@@ -194,7 +215,7 @@ class Schedule(Generic[K]):
         self._left.pop(key, None)
         self._prefilling = [due for due in self._prefilling if due.key != key]
         self._waiting.remove(key)
-        self._media.remove(key)
+        self._media.remove_item(key)
 
     # Steps
 
@@ -212,7 +233,7 @@ class Schedule(Generic[K]):
         if chosen is not None:
             decode = [key for key in decode if self._tenants.get(key, "") in chosen]
             prefilling = [due for due in prefilling if due.tenant.name in chosen]
-        part = 0.5 if self.split and self._prefilling and self._media else 1.0
+        part = 0.5 if self.split and self._prefilling and self._media.next_item() is not None else 1.0
         seconds = self.costs.seconds_left(len(decode))
         media, spent = self._media_batch(bool(decode), seconds, part)
         if seconds is not None and spent is not None and self.split:
@@ -261,7 +282,7 @@ class Schedule(Generic[K]):
 
         The seconds are None if the costs are unknown.
         """
-        first = self._media.first()
+        first = self._media.next_item()
         if first is None:
             return [], 0.0
         kind = first.kind
@@ -269,7 +290,7 @@ class Schedule(Generic[K]):
         left = whole = budget.token_limit(decodes, seconds, part)
         batch: list[K] = []
         others: list[Due[K]] = []
-        while len(batch) < budget.items and (due := self._media.pop()) is not None:
+        while len(batch) < budget.items and (due := self._media.pop_item()) is not None:
             if due.kind != kind:
                 others.append(due)
                 continue
@@ -280,7 +301,7 @@ class Schedule(Generic[K]):
             batch.append(due.key)
             self._order.charge(due.tenant, due.size)
         for due in others:
-            self._media.push(due)
+            self._media.push_item(due)
         self._encoding.update(dict.fromkeys(batch))
         return batch, None if budget.costs is None else budget.costs.seconds(whole - left)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from omnibus.bus.messages import Accepted, Chunk, Hop, NodeFailed
+from omnibus.executor.job_clock import current_clock
 from omnibus.executor.runner import Job
 from omnibus.graph import make_ref
 from tests.unit.executor.arithmetic import (
@@ -45,6 +46,25 @@ async def test_a_value_goes_from_one_executor_to_another_by_handle(here: Place):
     assert [chunk.seq for chunk in chunks] == [0, 1, 2, 3, 4]
     assert [chunk.last for chunk in chunks] == [False] * 4 + [True]
     assert here.granted == 1
+    await here.emptied()
+
+
+async def test_jobs_know_whether_their_results_are_read_in_the_same_executor(here: Place):
+    clocks: dict[tuple[str, float], tuple[bool, float]] = {}
+
+    async def note_clock(job: Job) -> None:
+        clock = current_clock()
+        clocks[job.node.component, job.inputs.get("x", 0)] = clock.continues, clock.came
+        await (put_number(job) if job.node.component == "number" else send_numbers(job))
+
+    await here.executor("a", {"number": note_clock, "tell": note_clock})
+    await here.executor("b", {"tell": note_clock})
+    for number, reader in enumerate("ab"):
+        calls = [make_call("number", x=number), make_call("tell", item=make_ref(0, "y"))]
+        await here.office.done(here.office.send(make_invocation(calls, ["a", reader], [(1, "said")])))
+
+    assert [clocks["number", number][0] for number in range(2)] == [True, False]
+    assert clocks["number", 0][1] < clocks["number", 1][1]
     await here.emptied()
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from omnibus.executor.scheduler import Schedule, StepBudget
 from omnibus.executor.step_budget import CostTable, StepCosts, StepGoals
+from omnibus.executor.tenant_order import TenantShare
 
 KIND = "image"
 
@@ -127,6 +128,24 @@ def test_media_of_one_kind_go_together_within_items_and_tokens():
     batches = [schedule.next_step().media for _ in range(6)]
 
     assert batches == [["i0", "i1"], ["i2", "i3"], ["i4"], ["i5"], ["s"], []]
+
+
+def test_media_do_not_run_ahead_of_a_full_language_model():
+    schedule = make_schedule(slots=1)
+    prefill_key(schedule, "a")
+    schedule.add_prompt("b", 1, 1.0, since=0.5)
+    schedule.add_media("older", 1, 1.0, KIND, since=0.4, continues=True)
+    schedule.add_media("newer", 1, 1.0, KIND, since=0.6, continues=True)
+    schedule.add_media("elsewhere", 1, 1.0, KIND, since=0.7)
+    other = TenantShare("other")
+    schedule.add_media("tenant", 1, 1.0, KIND, other, 0.8, continues=True)
+
+    full = [schedule.next_step().media for _ in range(3)]
+    schedule.remove_key("a")
+    schedule.admit_waiting()
+
+    assert full == [["older", "elsewhere"], ["tenant"], []]
+    assert schedule.next_step().media == ["newer"]
 
 
 def test_prompts_and_media_that_take_turns_on_one_device_have_half_each_only_while_both_have_work():
@@ -266,7 +285,7 @@ class Driven:
             if key not in self.prompts:
                 schedule.start_decode(key)
         decoding = list(schedule._decoding)
-        has_both = bool(schedule._prefilling) and bool(schedule._media)
+        has_both = bool(schedule._prefilling) and schedule._media.next_item() is not None
         turn = schedule.next_step()
         assert turn.decode == decoding
         self._check_budgets(turn.prefill, turn.media, bool(decoding), has_both)
@@ -338,7 +357,7 @@ def test_all_that_comes_is_done_once_and_within_budgets(
 def add_work(driven: Driven, key: str, kind: str, size: int, answer: int) -> None:
     if kind == "item":
         driven.sizes[key] = size
-        driven.schedule.add_media(key, size, float(driven.now), KIND)
+        driven.schedule.add_media(key, size, float(driven.now), KIND, continues=answer > 5)
         return
     driven.answers[key] = answer
     if kind == "arrive":

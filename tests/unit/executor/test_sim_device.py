@@ -305,6 +305,23 @@ def test_components_of_one_device_take_turns_by_how_long_they_have_waited():
     assert device.busy == 6.0
 
 
+@pytest.mark.parametrize("continues", [True, False])
+def test_media_wait_while_older_requests_wait_for_a_slot_unless_they_continue_elsewhere(continues: bool):
+    device = Device()
+    encoder = device.add_lane(UNIT, None, 1, reads=True)
+    thinker = device.add_lane(None, UNIT, 1)
+    for limit in (2, 1):
+        thinker.queue_work(SimSequence(1, limit=limit), 0.0)
+    media = SimWork(1)
+    media.continues, media.since = continues, 0.1
+    encoder.queue_work(media, 0.0)
+
+    all_turns = list_turns(device)
+
+    order = [turn.lane is encoder for turn in all_turns]
+    assert order == ([False, False, True, False] if continues else [True, False, False, False])
+
+
 def test_the_seconds_of_a_turn_are_divided_among_its_works():
     lane = Lane(Curve(base=1.0, per_token=0.1), None, 4)
     for size in (0, 10):

@@ -37,7 +37,7 @@ def solve_for_load(planner: "Planner", running: Mapping[str, ModelPlan], load: L
     began = time.thread_time()
     now = DeploymentCapacity(planner.capacity(running, load), _gpu_count(running))
     reroute_result, best = planner.reroute_running(running, load), planner.plan(load, running, explain=False)
-    return PlanCandidates(now, reroute_result, best, time.thread_time() - began)
+    return PlanCandidates(now, reroute_result, best.keep_credits(running), time.thread_time() - began)
 
 
 def faster_plan(

@@ -9,6 +9,7 @@
     edge_sizes.py      bytes between components; links.py, transfers.py: traffic between nodes, and its time
     latency.py         queues and percentiles; option_loads.py: utilisation and latencies of a plan
     kv_memory.py       memory for KV caches as a limit of one replica
+    overload.py        goodput beyond the promise, and the choice among near-equal plans by it
     joint.py           models that are planned together; cells.py: a model in cells
     plan_builder.py    from the solver's solution to plans; explain.py: the reasons
     planner.py         the whole: ``Planner``; job.py runs it in a thread

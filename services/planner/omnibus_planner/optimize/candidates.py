@@ -249,6 +249,6 @@ def _free_name(model: Model, made: OptionProfile, kind: Hardware, several: bool,
     where = f"-tp{kind.gpus}" if kind.gpus > 1 else ""
     where += f"-{kind.gpu}" if several and kind.gpu else ""
     usual = [name for name, known in model.usual.items() if set(known.components) == set(made.components)]
-    names = [subject_token(name + where) for name in [*usual, "-".join(made.components)]]
+    names = [subject_token(name + where) for name in [*usual, model.option_name(made.components)]]
     names += [f"{names[-1]}-{number}" for number in range(2, 100)]
     return next(name for name in names if name not in taken)

@@ -69,7 +69,7 @@ def _option_supply(ready: Mapping[str, ModelInputs], models: Mapping[str, ModelP
     deployed = models[owner].options.get(name) if owner in models else None
     if deployed is None or not deployed.replicas:
         return 0.0
-    if owner not in ready or not ready[owner].asked.goals.active_goals():
+    if owner not in ready or not ready[owner].asked.goals.of_model():
         return float(deployed.replicas)
     levels = tail_limits(ready[owner], {name: deployed.replicas}).admissible.get(name)
     return levels[deployed.replicas - 1] if levels else 0.0

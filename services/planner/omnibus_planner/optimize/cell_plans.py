@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from omnibus.cells import has_cells, join_cells, merge_cells
 from omnibus.plan import ModelPlan
+from omnibus_planner.declared.shared_processes import APPS
 from omnibus_planner.optimize.result import PlanningResult
 
 
@@ -26,12 +27,16 @@ def divide_into_cells(planned: PlanningResult, running: Mapping[str, ModelPlan])
 def reroute_pools(
     reroute: Callable[[Mapping[str, ModelPlan]], PlanningResult], models: Mapping[str, ModelPlan]
 ) -> PlanningResult:
-    """Return the result of ``reroute`` for ``models``, without those in cells.
+    """Return the result of ``reroute`` for ``models``, without those in cells and apps.
 
-    Paths through all executors of a model do not apply to its cells.
+    Paths through all executors of a model do not apply to its cells. Processes of apps have one plan, for all loads.
     """
     found = reroute({name: merge_cells(model) for name, model in models.items()})
-    whole = {name: model for name, model in found.models.items() if name not in models or not has_cells(models[name])}
+    whole = {
+        name: model
+        for name, model in found.models.items()
+        if name != APPS and not (name in models and has_cells(models[name]))
+    }
     capacity = {name: rate for name, rate in found.capacity.items() if name in whole}
     return PlanningResult(whole, found.explain, capacity, found.rate)
 

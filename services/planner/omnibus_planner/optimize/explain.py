@@ -17,8 +17,8 @@ from omnibus_planner.solve import sensitivity as solved
 from omnibus_planner.solve.sensitivity import Explanation
 from omnibus_planner.solve.solution import Flow
 
-#: Seconds that the solver may take for a whole explanation, and the most alternatives in it.
-EXPLAIN_TIMEOUT_SECONDS, MAX_ALTERNATIVES = 0.9, 3
+#: Most alternatives in an explanation, and branches of the search for each.
+MAX_ALTERNATIVES, _MAX_BRANCHES = 3, 1000
 
 
 def explain_outcome(
@@ -32,9 +32,6 @@ def explain_outcome(
     loads = OptionLoads(outcome, transfers)
     why = _solver_explanation(outcome, 0 if outcome.cells else alternatives)
     models = {name: _explain_model(outcome, name, loads, why) for name in outcome.ready}
-    for name, each in models.items():
-        if math.isfinite(carried := transfers.carried_fraction(name)):
-            each["capacity"] = min(each["capacity"], each["rate"] * carried)
     return {"models": models, "deployment": _explain_deployment(outcome, have, why)}
 
 
@@ -46,7 +43,7 @@ def explain_links(transfers: TransferLoads) -> dict[str, Any]:
 
 def _solver_explanation(outcome: PlanningOutcome, count: int) -> Explanation | None:
     """Return the solver's explanation; None if it takes too long."""
-    terms = msgspec.structs.replace(outcome.terms, within=EXPLAIN_TIMEOUT_SECONDS / MAX_ALTERNATIVES)
+    terms = msgspec.structs.replace(outcome.terms, branches=_MAX_BRANCHES)
     try:
         return solved.explain_solution(outcome.solver, outcome.solution, terms, alternatives=count)
     except OmnibusError:
@@ -65,6 +62,7 @@ def _explain_model(outcome: PlanningOutcome, name: str, loads: OptionLoads, why:
         "capacity": solution.capacity * outcome.weights[name],
         "measured": demand.measured,
         "bottlenecks": binding,
+        "limiting_link": " to ".join(outcome.link),
         "learned": msgspec.to_builtins(ready.learned),
         "options": {
             names[option]: {
@@ -126,8 +124,9 @@ def _describe_reason(outcome: PlanningOutcome, name: str, binding: list[str]) ->
         said = f"the GPUs do not serve the {source} {demand.rate:.4g} req/s: as many as they can, {share}"
     else:
         said = f"most requests within the GPUs, {share}"
-    scarce = binding[:1] if outcome.goal != GPUS else []
-    return f"{said}{beside}{''.join(f'; more of {name} would serve more' for name in scarce)}"
+    scarce = binding[:1] if outcome.goal != GPUS and not outcome.link else []
+    limits = [f"; the link from {' to '.join(outcome.link)} limits it"] if outcome.link else []
+    return f"{said}{beside}{''.join([*limits, *(f'; more of {name} would serve more' for name in scarce)])}"
 
 
 def _explain_deployment(
@@ -154,6 +153,7 @@ def _explain_deployment(
             }
             for each in (why.alternatives if why else ())
         ],
+        "omitted": list(why.omitted) if why else [],
         "nodes": {
             f"{option}@{node}": count for option, there in outcome.places.items() for node, count in there.items()
         },

@@ -21,6 +21,7 @@ from omnibus_planner.declared import declarations_file
 from omnibus_planner.declared.bus_names import BusNames, shared_components
 from omnibus_planner.declared.declarations_file import Declarations
 from omnibus_planner.declared.model import Model
+from omnibus_planner.declared.shared_processes import AppsModel
 from omnibus_planner.optimize.learned_seconds import applied_factors, factors_differ, profile_digest
 from omnibus_planner.optimize.load import Loads
 from omnibus_planner.optimize.result import PlanningResult
@@ -70,7 +71,7 @@ class PlanningJob:
 
     def set_declarations(self, declared: Declarations, static: Mapping[str, ModelPlan]) -> None:
         """Replace the declarations; ``static`` are the plans of the other models."""
-        self._models = declarations_file.planned_models(declared.models)
+        self._models = declarations_file.planned_models(declared.models, declared.apps)
         self._declared, self._static = declared, dict(static)
 
     @property
@@ -207,7 +208,11 @@ class PlanningJob:
         from omnibus_planner.optimize.promise import PromiseChecker
         from omnibus_planner.optimize.usable_models import usable_models
 
-        readable = {name: model for name, model in self._models.items() if name in found}
+        readable = {
+            name: model.with_profile(found[name]) if isinstance(model, AppsModel) else model
+            for name, model in self._models.items()
+            if name in found
+        }
         good, wrong = usable_models(readable, found, self._declared.gpus)
         told = {ONE.format(name): fault for name, fault in {**faults, **wrong}.items()}
         if not good:

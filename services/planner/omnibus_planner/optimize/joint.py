@@ -13,6 +13,7 @@ from omnibus_planner.optimize.latency_goals import TailLimits, tail_limits
 from omnibus_planner.optimize.model_inputs import ModelInputs
 from omnibus_planner.solve import placement
 from omnibus_planner.solve.constraints import SolverNode, Terms
+from omnibus_planner.solve.flow_network import Arc, Network
 from omnibus_planner.solve.multi_model import JointModel, join_networks
 from omnibus_planner.solve.placement import Places, TrafficOf
 from omnibus_planner.solve.problem import Infeasible
@@ -22,12 +23,14 @@ from omnibus_planner.solve.solution import Flow, Solution
 from omnibus_planner.solve.solver import Solver
 from omnibus_planner.solve.traffic import OptionTraffic
 
-#: Time limit in seconds of one problem.
-SOLVE_TIMEOUT_SECONDS = 10.0
+#: Time limit in seconds of one problem, for safety: branches end a search much sooner.
+SOLVE_TIMEOUT_SECONDS = 60.0
 #: Most replicas of an option when nothing else bounds them.
 _MAX_REPLICAS = 64
-#: Seconds to find nodes for running replicas.
-_PLACE_SECONDS = 0.5
+#: Relative gain at which partial roles are worth it: their seconds are estimates, which err by as much.
+_CLEAR_GAIN = 0.1
+#: Arcs of the largest network that is also solved with partial roles.
+_MAX_WHOLE_ARCS = 3000
 
 
 class GpuBudget(NamedTuple):
@@ -58,7 +61,8 @@ class PlanningOutcome(NamedTuple):
 
     ``weights`` are each model's req/s at a rate of 1. ``goal`` differs from the requested one if the load exceeds the
     capacity of the GPUs. ``unserved`` are the components without an executor, by model. ``cells`` counts cells by size,
-    and ``cell_solutions`` contains the deployment of one cell of each size.
+    and ``cell_solutions`` contains the deployment of one cell of each size. ``link`` is the pair of nodes with the link
+    that limits the choice, or empty.
     """
 
     ready: Mapping[str, ModelInputs]
@@ -73,6 +77,7 @@ class PlanningOutcome(NamedTuple):
     tails: dict[str, TailLimits]
     cells: dict[int, int] = {}  # noqa: RUF012 never modified
     cell_solutions: Mapping[int, Solution] = {}
+    link: tuple[str, ...] = ()
 
     def expected_rate(self, name: str) -> float:
         """Return the expected req/s of model ``name``, at most its capacity.
@@ -96,6 +101,10 @@ class PlanningOutcome(NamedTuple):
                 work[option] = work.get(option, 0.0) + self.expected_flow_rate(flow) * seconds
         return work
 
+    def sent_gb_s(self) -> float:
+        """Return the GB/s between executors at the planned rate."""
+        return sum(flow.rate * hop.gb for flow in self.solution.flows for hop in self.flow_hops(flow))
+
     def flow_hops(self, flow: Flow) -> Iterator[TensorHop]:
         """Yield the transfers of a request between the stops of this path."""
         return flow_hops(self.ready, flow)
@@ -118,22 +127,41 @@ class PlanningGroup:
         first = next(iter(ready.values())).asked
         self.goal, self.cells, self.policy = first.goal, first.cells, first.policy
         self.same = {f"{name}/{lent}": lent for name, each in ready.items() for lent in each.lent}
-        self._kept: tuple[object, Solver] | None = None
+        self._kept: dict[bool, tuple[object, Solver]] = {}
 
-    def get_solver(self, demands: Mapping[str, ModelDemand]) -> Solver:
-        """Return the solver for these request types and sizes of requests."""
+    def get_solver(self, demands: Mapping[str, ModelDemand], *, partial: bool = False) -> Solver:
+        """Return the solver for these request types and sizes of requests.
+
+        With ``partial``, an option may leave out components that it could run.
+        """
         key = [
             (name, sorted(each.request_types), each.quantities, self.ready[name].costs.corrections.version)
             for name, each in sorted(demands.items())
         ]
-        kept = self._kept
+        kept = self._kept.get(partial)
         if kept is None or kept[0] != key:
-            parts = {
-                name: JointModel(ready.build_network(demands[name].request_types, demands[name].quantities), 1.0)
-                for name, ready in self.ready.items()
-            }
-            kept = self._kept = key, Solver(join_networks(parts, self.same))
+            parts = {}
+            for name, ready in self.ready.items():
+                demand = demands[name]
+                network = ready.build_network(demand.request_types, demand.quantities, partial=partial)
+                parts[name] = JointModel(network, 1.0)
+            kept = self._kept[partial] = key, Solver(join_networks(parts, self.same))
         return kept[1]
+
+    def _limit_traffic(self, question: SolverQuestion, most_gb_s: float | None) -> SolverQuestion:
+        """Return ``question`` with at most ``most_gb_s`` between executors; None does not limit them."""
+        if most_gb_s is None:
+            return question
+        network = question.solver.frame.network
+        arc_gb = [self._received_gb(network, arc) for arc in network.arcs]
+        return question._replace(solver=Solver(network, arc_gb, most_gb_s))
+
+    def _received_gb(self, network: Network, arc: Arc) -> float:
+        """Return the GB that a request's finished components send to those of ``arc``."""
+        name, _, kind = network.types[arc.kind].rpartition("/")
+        ready = self.ready[name]
+        done = [part for at, part in enumerate(ready.model.components) if arc.tail >> at & 1]
+        return sum(ready.edges.edge_gb(kind, one, other) for use in arc.uses for other in use.role for one in done)
 
     def solve(
         self,
@@ -142,13 +170,46 @@ class PlanningGroup:
         room: GpuBudget,
         *,
         only_running: bool = False,
+        most_gb_s: float | None = None,
     ) -> PlanningOutcome:
         """Find the best deployment within ``room``; with ``only_running`` from options that are ``running``.
 
-        Every component gets an executor if there are GPUs for it, even if no request is planned for it. Raises
-        ``Infeasible`` and ``DeadlineExceeded``.
+        Every component gets an executor if there are GPUs for it, even if no request is planned for it. Options run
+        all components of a request that they can, unless a bound says that a plan in which they leave some out may be
+        clearly better, and it is. Executors send each other at most ``most_gb_s``, if it is set. Raises ``Infeasible``
+        and ``DeadlineExceeded``.
         """
-        asked = self.build_question(demands, running, room)
+        question = self._limit_traffic(self.build_question(demands, running, room), most_gb_s)
+        outcome = self._solve_question(question, demands, running, only_running)
+        if most_gb_s is not None:
+            return outcome
+        wider = self._find_partial_roles(question, outcome, demands)
+        if wider is None:
+            return outcome
+        try:
+            other = self._solve_question(wider, demands, running, only_running)
+        except (Infeasible, DeadlineExceeded):
+            return outcome
+        return other if _is_clearly_better(other, outcome) else outcome
+
+    def _find_partial_roles(
+        self, question: SolverQuestion, outcome: PlanningOutcome, demands: Mapping[str, ModelDemand]
+    ) -> SolverQuestion | None:
+        """Return ``question`` with partial roles, if their bound is clearly above ``outcome``; else None."""
+        if len(question.solver.frame.network.arcs) > _MAX_WHOLE_ARCS:
+            return None
+        solver, by_rate = self.get_solver(demands, partial=True), outcome.goal == THROUGHPUT
+        bound = solver.fractional_bound(outcome.terms, by_rate=by_rate)
+        value = outcome.solution.rate if by_rate else outcome.solution.cost
+        return question._replace(solver=solver) if _is_clear_gain(bound, value, by_rate) else None
+
+    def _solve_question(
+        self,
+        asked: SolverQuestion,
+        demands: Mapping[str, ModelDemand],
+        running: Mapping[str, int],
+        only_running: bool,
+    ) -> PlanningOutcome:
         if only_running:
             fresh = [name for name in asked.solver.frame.network.option_names if not running.get(name)]
             without = tuple({*asked.terms.without, *fresh})
@@ -169,10 +230,31 @@ class PlanningGroup:
         )
 
     def route_running(
-        self, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget
+        self,
+        demands: Mapping[str, ModelDemand],
+        running: Mapping[str, int],
+        room: GpuBudget,
+        *,
+        partial: bool = True,
+        most_gb_s: float | None = None,
     ) -> PlanningOutcome:
-        """Find the best paths over exactly the replicas that are ``running``."""
-        solver, terms, weights, found = self.build_question(demands, running, room)
+        """Find the best paths over exactly the replicas that are ``running``.
+
+        With ``partial``, options leave out components that they could run if that is clearly better. Executors send
+        each other at most ``most_gb_s``, if it is set.
+        """
+        question = self._limit_traffic(self.build_question(demands, running, room), most_gb_s)
+        outcome = self._route_question(question, demands, running, room)
+        if not partial or len(question.solver.frame.network.arcs) > _MAX_WHOLE_ARCS:
+            return outcome
+        wider = self._limit_traffic(question._replace(solver=self.get_solver(demands, partial=True)), most_gb_s)
+        other = self._route_question(wider, demands, running, room)
+        return other if _is_clearly_better(other, outcome) else outcome
+
+    def _route_question(
+        self, question: SolverQuestion, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget
+    ) -> PlanningOutcome:
+        solver, terms, weights, found = question
         levels = {option: _extend_levels(each, running.get(option, 0)) for option, each in terms.admissible.items()}
         terms = msgspec.structs.replace(terms, admissible=levels, gpus=None, nodes={}, covers=())
         run = solver.create_run(terms)
@@ -191,14 +273,9 @@ class PlanningGroup:
 
         Their actual nodes are unknown. Empty if they do not fit.
         """
-        traffic = self._option_traffic(solution)
+        options, traffic = solver.frame.network.options, self._option_traffic(solution)
         try:
-            return (
-                placement.place_replicas(
-                    solution.replicas, solver.frame.network.options, room.nodes, within=_PLACE_SECONDS, traffic=traffic
-                )
-                or {}
-            )
+            return placement.place_replicas(solution.replicas, options, room.nodes, traffic=traffic) or {}
         except DeadlineExceeded:
             return {}
 
@@ -293,6 +370,20 @@ class PlanningGroup:
                         f"model {name}: nothing runs {part} within the planned goals ({reasons}): allow more, or "
                         "measure a faster option"
                     )
+
+
+def _is_clearly_better(other: PlanningOutcome, outcome: PlanningOutcome) -> bool:
+    """Return True if ``other`` has the same goal, leaves nothing unserved that ``outcome`` serves, and is better."""
+    if other.goal != outcome.goal or len(other.unserved) > len(outcome.unserved):
+        return False
+    if outcome.goal == THROUGHPUT:
+        return _is_clear_gain(other.solution.rate, outcome.solution.rate, by_rate=True)
+    return _is_clear_gain(other.solution.cost, outcome.solution.cost, by_rate=False)
+
+
+def _is_clear_gain(value: float, before: float, by_rate: bool) -> bool:
+    """Return True if a rate is clearly higher, or a cost clearly lower."""
+    return value > before * (1 + _CLEAR_GAIN) if by_rate else value < before * (1 - _CLEAR_GAIN)
 
 
 def flow_hops(ready: Mapping[str, ModelInputs], flow: Flow) -> Iterator[TensorHop]:

@@ -1,8 +1,10 @@
 """Goals for tail latency as admissible work of replicas.
 
-The work follows from load curves of one replica. The first token waits for encoders and then for the LLM, so both must
-meet the goal together. Each gets a part of the goal in proportion to the time of its lightest load. Encoders are judged
-only by their total time. Transfers that no placement on one node avoids are first subtracted from the goal.
+The work follows from load curves of one replica: its rate at the most requests at a time that meet the goals. Replicas
+share a queue, but none may serve more than that rate, because it would have more requests at a time. The first token
+waits for encoders and then for the LLM, so both must meet the goal together. Each gets a part of the goal in proportion
+to the time of its lightest load. Encoders are judged only by their total time. Transfers that no placement on one node
+avoids are first subtracted from the goal.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,7 +36,7 @@ class TailLimits(NamedTuple):
 
 def tail_limits(ready: ModelInputs, most: Mapping[str, int]) -> TailLimits:
     """Return the limits for up to ``most`` replicas of each option."""
-    goals = ready.asked.goals.active_goals()
+    goals = ready.asked.goals.of_model().loosest()  # curves do not tell request types apart
     found = TailLimits({}, {}, ())
     if not goals:
         return found
@@ -50,7 +52,7 @@ def tail_limits(ready: ModelInputs, most: Mapping[str, int]) -> TailLimits:
         if fault:
             found.never[name] = fault
         else:
-            found.admissible[name] = utilisation.scaled_work(part, _ROUTING_POLICY, count)
+            found.admissible[name] = tuple(part * number for number in range(1, count + 1))
     return found
 
 
@@ -110,4 +112,10 @@ def _lightest_load(ready: ModelInputs, options: Iterable[OptionProfile], goal: s
 
 def describe_goals(goals: TailLatencyGoals) -> str:
     """Return the goals in words."""
-    return ", ".join(f"{name.replace('_', ' ')} within {value:g} s" for name, value in goals.active_goals().items())
+    model = goals.of_model()
+    types = (f"{parts}: {_figures_text(each)}" for parts, each in model.types.items())
+    return "; ".join(text for text in (_figures_text(model.usual), *types) if text)
+
+
+def _figures_text(goals: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} within {value:g} s" for name, value in goals.items())

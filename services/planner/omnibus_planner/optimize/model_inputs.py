@@ -115,12 +115,12 @@ class ModelInputs:
         self.learned = known
         self.costs.set_factors({name: each.factor for name, each in known.items()})
 
-    def build_network(self, kinds: Collection[str], now: Quantities) -> Network:
-        """Return all paths of the types ``kinds`` over all options.
+    def build_network(self, kinds: Collection[str], now: Quantities, *, partial: bool = False) -> Network:
+        """Return all paths of the types ``kinds`` over all options, with ``partial`` also those in partial roles.
 
         Each type has share 1.
         """
-        return build_lattice(self._build_problem(sorted(kinds)), self.costs.seconds_per_request(now))
+        return build_lattice(self._build_problem(sorted(kinds)), self.costs.seconds_per_request(now), partial=partial)
 
     def options_running(self, part: str) -> tuple[str, ...]:
         """Return the options that run component ``part``."""

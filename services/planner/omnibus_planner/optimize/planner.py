@@ -20,11 +20,13 @@ from omnibus_planner.declared.planned_spec import (
     GpuType,
     check_gpus,
 )
+from omnibus_planner.declared.shared_processes import APPS
 from omnibus_planner.optimize import cells, plan_builder, policies
 from omnibus_planner.optimize.capacity import plan_capacity
 from omnibus_planner.optimize.demand import ModelDemand, resolve_demand
 from omnibus_planner.optimize.explain import MAX_ALTERNATIVES, explain_links, explain_outcome
 from omnibus_planner.optimize.joint import GpuBudget, PlanningGroup, PlanningOutcome
+from omnibus_planner.optimize.link_search import LinkSearch, carried_fraction
 from omnibus_planner.optimize.load import Loads
 from omnibus_planner.optimize.model_inputs import ModelInputs
 from omnibus_planner.optimize.result import PlanningResult
@@ -85,6 +87,11 @@ class Planner:
         return self._nodes
 
     @property
+    def gpu_counts(self) -> Mapping[str, int]:
+        """Return the available GPUs by type. Without a limit there is no type."""
+        return self._room.gpus or {}
+
+    @property
     def models_for_rate(self) -> frozenset[str]:
         """Return the models that are planned for the fewest GPUs."""
         return frozenset(name for name, each in self._ready.items() if each.asked.goal == GPUS)
@@ -110,10 +117,10 @@ class Planner:
         in time.
         """
         demands, there, room = self.resolve_demands(load), self._running_replicas(running or {}), self._room
-        found = []
+        found = list[PlanningOutcome]()
         with self._turn:
             for group in self._groups:
-                found.append(self._solve_group(group, demands, there, room))
+                found.append(self._solve_group(group, demands, there, room, found))
                 room = _remaining_budget(room, found[-1])
             planned = self._with_spares(self._build_result(found, MAX_ALTERNATIVES if explain else 0), room)
         return planned if explain else msgspec.structs.replace(planned, why=partial(self._explain_outcomes, found))
@@ -139,16 +146,17 @@ class Planner:
         for outcome, group in zip(found, self._groups, strict=True):
             if outcome.goal != group.goal or outcome.unserved:
                 return None
+        planned = planned.keep_credits(running)
         return msgspec.structs.replace(planned, why=partial(self._explain_outcomes, found))
 
     def plan_baselines(self, load: Loads | None = None) -> dict[str, PlanningResult]:
         """Return the plans by the rules of others, by policy.
 
-        They exist for a single model with the goal of most requests and without a policy. They have no explanation
-        until ``PlanningResult.why`` is called.
+        They exist for a single model with the goal of most requests and without a policy, not for apps. They have no
+        explanation until ``PlanningResult.why`` is called.
         """
         group = self._groups[0]
-        several = len(self._groups) > 1 or len(group.ready) > 1
+        several = len(self._groups) > 1 or len(group.ready) > 1 or APPS in group.ready
         if several or group.goal != THROUGHPUT or group.policy != EXACT or group.cells or self._has_several_mixes(load):
             return {}
         found = {}
@@ -166,22 +174,26 @@ class Planner:
         with self._turn:
             return self._build_result(outcomes).explain
 
-    def reroute_running(self, running: Mapping[str, ModelPlan], load: Loads | None = None) -> PlanningResult:
+    def reroute_running(
+        self, running: Mapping[str, ModelPlan], load: Loads | None = None, *, partial: bool = True
+    ) -> PlanningResult:
         """Find the best paths for ``load`` over the running replicas alone.
 
-        Types that they cannot serve have a capacity of 0, and spares do not count. Raises ``Infeasible`` for goals that
+        With ``partial``, options leave out components that they could run if that is clearly better. Types that they
+        cannot serve have a capacity of 0, and spares do not count. Raises ``Infeasible`` for goals that
         no option meets.
         """
         demands, there, room = self.resolve_demands(load), self._running_replicas(without_spares(running)), self._room
-        found = []
+        found = list[PlanningOutcome]()
         with self._turn:
             for group in self._groups:
-                found.append(group.route_running(_group_demands(group, demands), there, room))
+                search, mine = LinkSearch(self._nodes, found), _group_demands(group, demands)
+                found.append(search.route_running(group, mine, there, room, partial=partial))
                 room = room._replace(nodes=_remaining_budget(room, found[-1]).nodes)
             rerouted = self._build_result(found, alternatives=0)
         spares = {name: spare_counts(running[name]) if name in running else {} for name in rerouted.models}
         models = {name: with_spares(model, spares[name]) for name, model in rerouted.models.items()}
-        return msgspec.structs.replace(rerouted, models=models)
+        return msgspec.structs.replace(rerouted, models=models).keep_credits(running)
 
     def _with_spares(self, planned: PlanningResult, left: GpuBudget) -> PlanningResult:
         """Add the requested spares to ``planned``, as far as GPUs are ``left``."""
@@ -198,7 +210,10 @@ class Planner:
         celled: dict[str, tuple[ModelPlan, ...]] = {}
         transfers = TransferLoads(outcomes, self._nodes)
         told |= explain_links(transfers)
-        for outcome in outcomes:
+        for number, outcome in enumerate(outcomes):
+            carried, link = carried_fraction(outcome, self._nodes, outcomes[:number])
+            if carried < 1 and not outcome.link:
+                outcome = outcome._replace(link=link)
             why = explain_outcome(outcome, self._gpus, transfers, alternatives=alternatives)
             told["models"].update(why["models"])
             told["deployments"].append(why["deployment"])
@@ -206,7 +221,9 @@ class Planner:
                 models[name] = plan_builder.build_plan(outcome, name)
                 if outcome.cells:
                     celled[name] = plan_builder.build_cells(outcome, name)
-                most[name] = outcome.solution.capacity * outcome.weights[name]
+                most[name] = why["models"][name]["capacity"] = (
+                    carried * outcome.solution.capacity * outcome.weights[name]
+                )
                 rates[name] = why["models"][name]["rate"]
         order = [name for name in self._ready if name in models]
         made = {name: models[name] for name in order}
@@ -242,12 +259,19 @@ class Planner:
         return found
 
     def _solve_group(
-        self, group: PlanningGroup, demands: Mapping[str, ModelDemand], running: Mapping[str, int], room: GpuBudget
+        self,
+        group: PlanningGroup,
+        demands: Mapping[str, ModelDemand],
+        running: Mapping[str, int],
+        room: GpuBudget,
+        before: Sequence[PlanningOutcome],
     ) -> PlanningOutcome:
         mine = _group_demands(group, demands)
         if group.policy != EXACT:
             return policies.solve_by_policy(group, mine, room, group.policy, group.cells)
-        return cells.solve_cells(group, mine, room, group.cells) if group.cells else group.solve(mine, running, room)
+        if group.cells:
+            return cells.solve_cells(group, mine, room, group.cells)
+        return LinkSearch(self._nodes, before).solve(group, mine, running, room)
 
 
 def _check_spares(models: Mapping[str, Model], nodes: Mapping[str, DeclaredNode]) -> None:

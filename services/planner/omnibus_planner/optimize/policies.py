@@ -39,7 +39,7 @@ def solve_baselines(
 ) -> Iterator[tuple[str, PlanningOutcome]]:
     """Yield the deployment by each policy that fits the group's one model.
 
-    Each of them runs all components of the model.
+    Each of them runs all components of the model, as one deployment, because no cells were declared.
     """
     for policy in filter(None, POLICIES):
         try:
@@ -47,7 +47,7 @@ def solve_baselines(
         except (BadRequest, Infeasible, DeadlineExceeded):
             continue
         if not found.unserved and (found.places or not room.nodes):
-            yield policy, found
+            yield policy, found._replace(cells={}, cell_solutions={})
 
 
 def solve_by_policy(
@@ -72,7 +72,7 @@ def solve_by_policy(
         replicas = _plan_modserve(frame, group.goal, name, have)
     else:
         replicas = _plan_triinfer(frame, name, ready, have)
-    found = group.route_running(demands, replicas, room)
+    found = group.route_running(demands, replicas, room, partial=False)
     if found.solution.rate <= 0:
         raise Infeasible(f"model {name}: what policy {policy!r} chooses serves no requests")
     return found

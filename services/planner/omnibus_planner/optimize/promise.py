@@ -7,11 +7,13 @@ that the plan gives it. The ratio of simulated seconds to the sum corrects their
 
 The rounds end when promise and simulation agree. Otherwise the best of a few rounds promises the rate that its
 simulation served. Plans by the rules of others are simulated too if they may serve more, so the best plan is never
-worse than these.
+worse than these. Among near-equal plans, the one that serves most in overload is chosen (``overload.py``). A plan with
+goals may bound the requests in flight.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -23,9 +25,23 @@ from omnibus.plan import ModelPlan
 from omnibus.plan_score import LearnedOption
 from omnibus_planner.optimize.cell_plans import divide_into_cells
 from omnibus_planner.optimize.demand import ModelDemand
-from omnibus_planner.optimize.goodput_search import Goodput, GoodputSearch
+from omnibus_planner.optimize.goodput_search import Goodput, GoodputSearch, Traffic
 from omnibus_planner.optimize.load import Loads
 from omnibus_planner.optimize.model_inputs import ModelInputs
+from omnibus_planner.optimize.overload import (
+    CURVE_LOADS,
+    CURVE_WARM_UP,
+    NEAR_FRACTION,
+    choose_credits,
+    credit_ladder,
+    curve_requests,
+    executors_of,
+    find_residence,
+    model_curves,
+    most_robust,
+    near_plans,
+    with_credits,
+)
 from omnibus_planner.optimize.planner import Planner
 from omnibus_planner.optimize.result import PlanningResult
 from omnibus_planner.optimize.simulated import (
@@ -35,7 +51,7 @@ from omnibus_planner.optimize.simulated import (
     simulation_links,
 )
 from omnibus_planner.optimize.spares import without_spares
-from omnibus_planner.simulate.arrivals import TypeRate, even_arrivals, poisson_arrivals
+from omnibus_planner.simulate.arrivals import Arrival, TypeRate, even_arrivals, poisson_arrivals
 from omnibus_planner.simulate.devices import ModelDevices
 from omnibus_planner.simulate.outcome import SimulationOutcome
 from omnibus_planner.simulate.run import REQUESTS_PER_SECOND, SimulatedPlan, simulate_plan
@@ -69,14 +85,29 @@ class SimulatedPromise(NamedTuple):
         return abs(self.served - 1.0) <= AGREEMENT_FRACTION
 
 
+class _Candidate(NamedTuple):
+    """A plan, its simulation, and the policy that made it; empty for the planner's own."""
+
+    result: PlanningResult
+    promise: SimulatedPromise
+    policy: str = ""
+
+    @property
+    def served_rate(self) -> float:
+        """Simulated rate of all models together."""
+        return _served_rate(self.result, self.promise)
+
+
 class PromiseChecker:
     """Simulates plans of ``planner``.
 
-    Devices are calibrated once from its profiles, then scaled by the learned factors.
+    Devices are calibrated once from its profiles, then scaled by the learned factors. ``traffic`` are the requests that
+    plans with goals are judged by; by default, their sizes vary around the means, and they come at random.
     """
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: Planner, traffic: Traffic | None = None) -> None:
         self.planner = planner
+        self._traffic = traffic
         self._turn = Lock()  # seconds change between plans, not between rounds of a plan
         self._calibrated: dict[str, ModelDevices] = {}
         self._devices: dict[str, ModelDevices] = {}
@@ -129,19 +160,97 @@ class PromiseChecker:
             if promise.agrees or left <= 0:
                 break
             self._correct_seconds(result, promise, load)
-        rounds, policy = len(found), ""
-        best, promise = max(found, key=lambda each: _served_rate(*each))
         # If something runs, a plan that ignores it must be better by more than the error of the figures.
-        better = self._find_better(baselines, found, load, AGREEMENT_FRACTION if running else 0.0)
-        if better is not None:
-            policy, best, promise = better
-        results = [best, *(each for each, _ in found), *baselines.values()]
-        goodput = self._search_goodput(results, load, within, AGREEMENT_FRACTION if running else 0.0)
-        if goodput is not None and goodput.result is not best:
-            policy, best = "", goodput.result
-            promise = self.simulate(best, load)
+        margin, requests = AGREEMENT_FRACTION if running else 0.0, curve_requests(within * REQUESTS_PER_SECOND)
+        candidates = [_Candidate(*each) for each in found]
+        candidate = self._choose_robust(
+            [*candidates, *self._find_better(baselines, found, load, margin)], load, requests, margin
+        )
+        results = [candidate.result, *(each for each, _ in found), *baselines.values()]
+        goodput = self._search_goodput(results, load, within, margin)
+        if goodput is not None and goodput.result is not candidate.result:
+            candidate = _Candidate(goodput.result, self.simulate(goodput.result, load))
+        best, promise = candidate.result, candidate.promise
         whole = msgspec.structs.replace(best, explain=best.why() if best.why else best.explain, why=None)
-        return _explain_promise(whole, promise, rounds, policy=policy, goodput=goodput)
+        whole = _explain_promise(whole, promise, len(found), policy=candidate.policy, goodput=goodput)
+        return self._with_curve(whole, load, requests, goodput)
+
+    def _choose_robust(
+        self, candidates: Sequence[_Candidate], load: Loads | None, requests: int, margin: float
+    ) -> _Candidate:
+        """Return the candidate that serves most; among near-equal ones, the best in overload."""
+        near = near_plans(candidates, lambda each: each.served_rate)
+        different = [
+            each for at, each in enumerate(near) if each.result.models not in [x.result.models for x in near[:at]]
+        ]
+        if not requests:
+            return different[0]
+        rates = _promised_rates(different[0].result, different[0].promise)
+
+        def goodput_at(each: _Candidate, factor: float) -> float:
+            return self._simulate_load(each.result, rates, factor, load, requests).goodput
+
+        return most_robust(different, goodput_at, margin)
+
+    def _simulate_load(
+        self, result: PlanningResult, rates: Mapping[str, float], factor: float, load: Loads | None, requests: int
+    ) -> SimulationOutcome:
+        """Simulate ``result`` at ``factor`` times ``rates``, in req/s by model."""
+        plans = without_spares(divide_into_cells(result, {}))
+        types = self._known_types(plans, {name: factor * rate for name, rate in rates.items()}, load)
+        goals = {name: each.asked.goals.of_model() for name, each in self.planner.inputs.items()}
+        plan, seconds = self._simulated_plan(plans, result.explain), requests / sum(each.rate for each in types)
+        return simulate_plan(plan._replace(goals=goals), even_arrivals(types, seconds), seconds, warm_up=CURVE_WARM_UP)
+
+    def _with_curve(
+        self, result: PlanningResult, load: Loads | None, requests: int, goodput: Goodput | None
+    ) -> PlanningResult:
+        """Bound the requests in flight of ``result`` if that serves more in overload; explain its goodput by load.
+
+        A bound must keep ``goodput``, if it is known. It is for random arrivals, not for given traffic: longer bursts
+        than these would be rejected.
+        """
+        explanation = result.explain.get("planned", {})
+        if not requests or not explanation:
+            return result
+        bounded = [result]
+
+        @cache
+        def simulate(number: int, factor: float) -> SimulationOutcome:
+            return self._simulate_load(bounded[number], result.capacity, factor, load, requests)
+
+        if self._traffic is None:
+            bounded += self._bounded_plans(result, load, simulate(0, CURVE_LOADS[0]))
+        best = choose_credits(
+            len(bounded),
+            lambda number, factor: simulate(number, factor).goodput,
+            lambda number: goodput is None or goodput.keeps_rate(bounded[number]),
+        )
+        outcomes = {factor: simulate(best, factor) for factor in CURVE_LOADS}
+        models = dict(explanation["models"])
+        for name, curve in model_curves(result.capacity, outcomes).items():
+            promise = {**models[name]["promise"], "curve": [point._asdict() for point in curve]}
+            models[name] = {**models[name], "promise": promise}
+        explain = {**result.explain, "planned": {**explanation, "models": models}}
+        return msgspec.structs.replace(bounded[best], explain=explain)
+
+    def _bounded_plans(
+        self, result: PlanningResult, load: Loads | None, usual: SimulationOutcome
+    ) -> Iterator[PlanningResult]:
+        """Yield ``result`` with bounds of requests in flight, the largest first; none without goals.
+
+        ``usual`` is its outcome before overload.
+        """
+        goals = {name: each.asked.goals.of_model() for name, each in self.planner.inputs.items()}
+        residences = {(each.model, each.kind): find_residence(goals[each.model], each) for each in usual.types}
+        plans = without_spares(result.models)
+        if any(residences.values()):
+            for credits in credit_ladder(plans, self._known_types(plans, result.capacity, load), residences):
+                cells = {
+                    name: tuple(with_credits({name: cell}, credits)[name] for cell in own)
+                    for name, own in result.cells.items()
+                }
+                yield msgspec.structs.replace(result, models=with_credits(result.models, credits), cells=cells)
 
     def _search_goodput(
         self, results: Sequence[PlanningResult], load: Loads | None, within: float, margin: float
@@ -155,14 +264,15 @@ class PromiseChecker:
             return None
         name, demand = next(iter(self.planner.resolve_demands(load).items()))
         inputs = self.planner.inputs[name]
-        goals = {name: inputs.asked.goals.active_goals()}
+        goals = {name: inputs.asked.goals.of_model()}
 
         def simulable(result: PlanningResult) -> SimulatedPlan:
             return self._simulated_plan(result.models, result.explain)._replace(goals=goals)
 
-        search = GoodputSearch(
-            self.planner, load, lambda rate: list(_type_rates(name, inputs, demand, rate)), simulable, within
-        )
+        def random_traffic(rate: float, seconds: float) -> Iterator[Arrival]:
+            return poisson_arrivals(list(_type_rates(name, inputs, demand, rate)), seconds)
+
+        search = GoodputSearch(self.planner, load, self._traffic or random_traffic, simulable, within)
         return search.find_best(results, margin)
 
     def _find_better(
@@ -171,20 +281,19 @@ class PromiseChecker:
         found: Sequence[tuple[PlanningResult, SimulatedPromise]],
         load: Loads | None,
         margin: float,
-    ) -> tuple[str, PlanningResult, SimulatedPromise] | None:
-        """Find the policy whose plan serves most.
+    ) -> Iterator[_Candidate]:
+        """Yield plans by the rules of others.
 
-        It must serve more than any of ``found`` by ``margin``. Returns None if there is none.
+        They serve about as much as the best of ``found``, or more; they must serve more by ``margin`` if it is set.
         """
-        most, better = max(_served_rate(*each) for each in found) * (1 + margin), None
+        most = max(_served_rate(*each) for each in found) * (1 + margin if margin else 1 - NEAR_FRACTION)
         known = [result.models for result, _ in found]
         for policy, result in baselines.items():
             if sum(result.capacity.values()) <= most or result.models in known:
                 continue
             promise = self.simulate(result, load)
             if _served_rate(result, promise) > most:
-                most, better = _served_rate(result, promise), (policy, result, promise)
-        return better
+                yield _Candidate(result, promise, policy)
 
     def estimate_gain(self, rerouted: PlanningResult, best: PlanningResult, load: Loads) -> tuple[float, float]:
         """Return the simulated gain of ``best`` over ``rerouted``, and its error.
@@ -274,7 +383,7 @@ class PromiseChecker:
         roles: dict[tuple[str, str], list[_RoleWork]] = {}
         for name, plan in result.models.items():
             for stop in _plan_stops(inputs[name], plan, demands[name], result.capacity[name]):
-                key = _executors_of(plan, name, stop.option)
+                key = executors_of(plan, name, stop.option)
                 running = result.models[key[0]].options[key[1]]
                 work[key] = work.get(key, 0.0) + stop.work / (running.replicas - running.spare_count)
                 roles.setdefault(key, []).append(stop)
@@ -288,6 +397,11 @@ class PromiseChecker:
                 for option in dict.fromkeys(stop.option for stop in own):
                     changed = [(stop.kind, stop.role) for stop in own if stop.option == option]
                     inputs[name].costs.corrections.correct_roles(option, dict.fromkeys(changed), factor)
+
+
+def _promised_rates(result: PlanningResult, promise: SimulatedPromise) -> dict[str, float]:
+    """Return the promised req/s by model: the solver's, or those of the simulation if it does not agree."""
+    return {name: rate * (1.0 if promise.agrees else promise.served) for name, rate in result.capacity.items()}
 
 
 class _RoleWork(NamedTuple):
@@ -337,11 +451,6 @@ def _option_loads(plans: Mapping[str, ModelPlan], outcome: SimulationOutcome) ->
         sums[key] = sums.get(key, 0.0) + each.load * each.replicas
         counts[key] = counts.get(key, 0) + each.replicas
     return {key: total / counts[key] for key, total in sums.items() if counts[key]}
-
-
-def _executors_of(plan: ModelPlan, model: str, option: str) -> tuple[str, str]:
-    owner, _, own = plan.options[option].of.rpartition("/")
-    return (owner, own) if owner else (model, option)
 
 
 def _served_rate(result: PlanningResult, promise: SimulatedPromise) -> float:

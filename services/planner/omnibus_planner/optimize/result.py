@@ -1,6 +1,6 @@
 """Result of planning. Data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -22,3 +22,11 @@ class PlanningResult(msgspec.Struct, frozen=True):
     rate: dict[str, float]
     why: Callable[[], dict[str, Any]] | None = None
     cells: dict[str, tuple[ModelPlan, ...]] = {}
+
+    def keep_credits(self, running: Mapping[str, ModelPlan]) -> "PlanningResult":
+        """Return this result with the credits that options have in ``running``."""
+        models = {
+            name: model.with_credits(running[name].credits) if name in running else model
+            for name, model in self.models.items()
+        }
+        return msgspec.structs.replace(self, models=models)

@@ -43,7 +43,6 @@ class TransferLoads:
     def __init__(self, outcomes: Sequence[PlanningOutcome], nodes: Mapping[str, DeclaredNode]) -> None:
         self._nodes = nodes
         self._loads: dict[tuple[str, str], _LinkLoad] = {}
-        self._users: dict[str, set[tuple[str, str]]] = {}
         self._busy = {
             option: work / outcome.solution.replicas[option]
             for outcome in outcomes
@@ -52,10 +51,8 @@ class TransferLoads:
         }
         for outcome in outcomes:
             for flow in outcome.solution.flows:
-                model = flow.type.rpartition("/")[0]
                 for moved in (each for hop in self.flow_transfers(outcome, flow) for each in hop):
                     self._add_transfer(moved, outcome.expected_flow_rate(flow) * moved.share)
-                    self._users.setdefault(model, set()).add(moved.nodes)
 
     def _add_transfer(self, moved: Transfer, rate: float) -> None:
         before = self._loads.get(moved.nodes, _LinkLoad())
@@ -101,10 +98,11 @@ class TransferLoads:
                 found.append(sum(load.gb_s for pair, load in self._loads.items() if pair[side] == node) / size)
         return max(found, default=None)
 
-    def carried_fraction(self, model: str) -> float:
-        """Return the fraction of expected traffic of ``model`` that the links carry; more than 1 if they have room."""
-        busy = [self.utilisation(pair) or 0.0 for pair in self._users.get(model, ())]
-        return 1 / max(busy) if max(busy, default=0.0) > 0 else math.inf
+    def busiest_link(self) -> tuple[tuple[str, str], float]:
+        """Return the pair of nodes whose link has the highest utilisation, and that utilisation; 0 if none is known."""
+        busy = [((self.utilisation(pair) or 0.0), pair) for pair in sorted(self._loads)]
+        utilisation, pair = max(busy, key=lambda each: each[0], default=(0.0, ("", "")))
+        return pair, utilisation
 
     def describe_links(self) -> list[dict[str, Any]]:
         """Return the traffic between pairs of nodes.

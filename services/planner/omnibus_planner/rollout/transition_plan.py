@@ -67,7 +67,8 @@ def _without_deployment(model: ModelPlan) -> ModelPlan:
 
 def _is_same_option(one: ModelPlan, other: ModelPlan, name: str) -> bool:
     first, second = (
-        msgspec.structs.replace(each.options[name], replicas=0, gpu="", spares=msgspec.UNSET) for each in (one, other)
+        msgspec.structs.replace(each.options[name], replicas=0, gpu="", spares=msgspec.UNSET, credits=msgspec.UNSET)
+        for each in (one, other)
     )
     return first == second and one.option_origin(name) == other.option_origin(name)
 

@@ -20,6 +20,6 @@ def replay_requests(
     planner = checker.planner
     model_plans = {name: plan.models[name] for name in planner.inputs if name in plan.models}
     models = simulated_models(planner.inputs, model_plans, checker.devices, plan.explain)
-    goals = {name: each.goals for name, each in model_plans.items() if each.goals}
+    goals = {name: each.latency_goals for name, each in model_plans.items()}
     simulated_plan = SimulatedPlan(models, goals, links=simulation_links(planner.nodes))
     return simulate_plan(simulated_plan, arrivals, seconds)

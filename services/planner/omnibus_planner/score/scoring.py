@@ -8,6 +8,7 @@ from omnibus.bus.messages import BatchCounts
 from omnibus.cells import base_option
 from omnibus.cluster.latency_histogram import FIGURES
 from omnibus.plan import Plan
+from omnibus.plan_goals import ModelGoals
 from omnibus.plan_score import OptionScore, PlanScore, ScoredValue, TypeScore, score_value
 from omnibus_planner.score.measurement import MeasuredOption, PlanMeasurement, ServedType
 from omnibus_planner.simulate.devices import LANGUAGE_KINDS, ModelDevices
@@ -43,7 +44,7 @@ def score_plan(
             type_score = _score_rate(each, served_type, seconds)
             is_known = each.model in timed_models and load <= MAX_SCORED_LOAD
             types.append(
-                _with_latencies(type_score, each, served_type, measurement.plan.models[each.model].goals)
+                _with_latencies(type_score, each, served_type, measurement.plan.models[each.model].latency_goals)
                 if is_known
                 else type_score
             )
@@ -63,13 +64,13 @@ def _score_rate(type_outcome: TypeOutcome, served_type: ServedType, seconds: flo
 
 
 def _with_latencies(
-    type_score: TypeScore, type_outcome: TypeOutcome, served_type: ServedType, goals: Mapping[str, float]
+    type_score: TypeScore, type_outcome: TypeOutcome, served_type: ServedType, goals: ModelGoals
 ) -> TypeScore:
     p50 = _score_percentiles(served_type, type_outcome.median, 0.5, MIN_P50_REQUESTS)
     p99 = _score_percentiles(served_type, type_outcome.p99, 0.99, MIN_P99_REQUESTS)
     goal_scores = {
         goal: score_value(type_outcome.attained[goal], served_type.figures[goal].share_within(limit))
-        for goal, limit in goals.items()
+        for goal, limit in goals.of_type(type_outcome.kind).items()
         if goal in type_outcome.attained and goal in served_type.figures
     }
     return msgspec.structs.replace(type_score, p50=p50, p99=p99, attained=goal_scores)

@@ -30,9 +30,9 @@ _GATEWAY = "simulated"
 class AdmissionLimits(NamedTuple):
     """Limits of a deployment.
 
-    ``credits`` is the number of requests of one executor (``OMNIBUS_EXECUTOR_CREDITS``). ``inflight`` is that of all
-    requests in flight (``OMNIBUS_GATEWAY_MAX_INFLIGHT``). ``deadline`` is the time limit of a request in seconds
-    (``OMNIBUS_GATEWAY_DEADLINE``).
+    ``credits`` is the number of requests of one executor (``OMNIBUS_EXECUTOR_CREDITS``); the plan's applies if it is
+    lower. ``inflight`` is that of all requests in flight (``OMNIBUS_GATEWAY_MAX_INFLIGHT``). ``deadline`` is the time
+    limit of a request in seconds (``OMNIBUS_GATEWAY_DEADLINE``).
     """
 
     credits: int = 64
@@ -133,7 +133,8 @@ class SimulatedCluster:
                 planned = self._choose_cell(model, kind, planned, paths)
         if self.inflight < self.limits.inflight:
             for path in (planned, *(each for each in paths if each is not planned and each.rate > 0)):
-                chosen = self._choose_along(model, path, loads)
+                most = self.limits.credits if path is planned else min(self.limits.credits, BATCH_ROWS)
+                chosen = self._choose_along(model, path, loads, most)
                 if chosen is not None:
                     return Choice(planned, path, chosen)
         return Choice(planned, planned, None)
@@ -166,15 +167,18 @@ class SimulatedCluster:
         return max((min((each.inflight for each in pool), default=0) for pool in pools), default=0)
 
     def _choose_along(
-        self, model: str, path: Path, loads: Mapping[str, ComponentLoad]
+        self, model: str, path: Path, loads: Mapping[str, ComponentLoad], most: int
     ) -> dict[str, list[SimulatedExecutor]] | None:
+        """Choose executors with fewer requests than ``most`` and their plan's credits; None if an option has none."""
         encoders = set(self.models[model].plan.encoders.values())
         chosen: dict[str, list[SimulatedExecutor]] = {}
         for option in dict.fromkeys(path.options.values()):
-            pool = self.pools.get(self.pool_of(model, option), [])
+            owner, own = self.pool_of(model, option)
+            pool = self.pools.get((owner, own), [])
             if not pool:
                 raise BadRequest(f"the plan of {model} goes through {option}, of which it has no executor")
-            free = [each for each in pool if each.inflight < self.limits.credits]
+            credits = self.models[owner].plan.options[own].bound_credits(most)
+            free = [each for each in pool if each.inflight < credits]
             if not free:
                 return None
             parts = [part for part, runs in path.options.items() if runs == option and part in loads]
@@ -183,7 +187,7 @@ class SimulatedCluster:
                     chosen[part] = self._spread_items(free, loads[part].items)
             else:
                 near = {each.node for others in chosen.values() for each in others} if self.several_nodes else set()
-                executor = self._least_loaded(free, near, self.pool_of(model, option))
+                executor = self._least_loaded(free, near, (owner, own))
                 chosen |= {part: [executor] * loads[part].items for part in parts}
         return chosen
 

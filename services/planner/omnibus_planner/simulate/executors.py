@@ -15,8 +15,8 @@ class RequestExecutors:
     """The executors of one request, and its loop (``RequestLoop``)."""
 
     __slots__ = (
-        "_agenda", "_charges", "_cluster", "_end", "_executors", "_kind", "_model", "_name", "_network", "_open",
-        "_options", "_taken", "kinds", "lanes",
+        "_agenda", "_charges", "_cluster", "_end", "_executors", "_kind", "_model", "_name", "_network", "_next",
+        "_open", "_options", "_taken", "kinds", "lanes",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +43,8 @@ class RequestExecutors:
         self._open: dict[SimulatedExecutor, int] = {}
         self.kinds = self._model.devices.kinds
         self.lanes: dict[str, ExecutorLane] = {part: own[0].lanes[part] for part, own in executors.items()}
+        #: Executor of the component that follows the encoders.
+        self._next = next((executors[part][0] for part in loads if self.kinds[part] != "encode"), None)
         media = sum((load.tokens or 0) * load.items for part, load in loads.items() if self.kinds[part] == "encode")
         self._charges: dict[str, list[tuple[SimulatedExecutor, float]]] = {}
         for part, given in executors.items():
@@ -81,6 +83,7 @@ class RequestExecutors:
         self._taken[component] = taken + 1
         items = self._executors[component]
         lane = items[taken % len(items)].lanes[component] if len(items) > 1 else self.lanes[component]
+        work.continues = work.continues and lane.executor is self._next
         pulls = self._find_pulls(component, lane.executor.node) if not taken else []
         if not pulls:
             lane.queue_work(work, at)

@@ -14,7 +14,7 @@ class TypeOutcome(msgspec.Struct, frozen=True):
 
     ``median`` and ``p99`` are in seconds by figure (``real_time`` in seconds per second of speech). ``attained`` is the
     share of requests within each goal, and ``met`` that of requests within all of them. Rejected ones are not within
-    any.
+    any. ``goodput`` is the req/s that end within the deadline and all goals.
     """
 
     model: str
@@ -28,6 +28,7 @@ class TypeOutcome(msgspec.Struct, frozen=True):
     attained: dict[str, float]
     met: float
     p90: dict[str, float] = {}
+    goodput: float = 0.0
 
 
 class OptionOutcome(msgspec.Struct, frozen=True):
@@ -81,6 +82,11 @@ class SimulationOutcome(msgspec.Struct, frozen=True):
     makespan: float = 0.0
     percentiles: dict[str, dict[str, float]] = {}
 
+    @property
+    def goodput(self) -> float:
+        """Return the req/s of all types that end within the deadline and all goals."""
+        return sum(each.goodput for each in self.types)
+
 
 def percentile(values: Sequence[float], part: float) -> float:
     """Return the smallest sorted value that ``part`` of them do not exceed.
@@ -101,4 +107,9 @@ def goal_shares(
     if not came:
         return dict.fromkeys(goals, 1.0), 1.0
     within = {goal: sum(row.get(goal, 0.0) <= limit for row in rows) / came for goal, limit in goals.items()}
-    return within, sum(all(row.get(goal, 0.0) <= limit for goal, limit in goals.items()) for row in rows) / came
+    return within, sum(meets_all(row, goals) for row in rows) / came
+
+
+def meets_all(row: Mapping[str, float], goals: Mapping[str, float]) -> bool:
+    """Return True if the figures of one request are within all goals."""
+    return all(row.get(goal, 0.0) <= limit for goal, limit in goals.items())

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from omnibus.cluster.latency_histogram import FIGURES
 from omnibus.errors import BadRequest
 from omnibus.plan import Path
+from omnibus.plan_goals import ModelGoals
 from omnibus_planner.simulate.arrivals import Arrival
 from omnibus_planner.simulate.cluster import SimulatedCluster
 from omnibus_planner.simulate.observed import ObservedRequest
@@ -49,6 +50,7 @@ class _TypeRows:
     def __init__(self) -> None:
         self.came = self.refused = self.ended = 0
         self.rows: list[dict[str, float]] = []
+        self.ended_rows: list[dict[str, float]] = []  # whenever they arrived
 
 
 class Observations:
@@ -88,15 +90,17 @@ class Observations:
         """Count a completed request."""
         self.last_end = max(self.last_end, at)
         rows = self.types.setdefault((request.model, request.name), _TypeRows())
+        figures = _request_figures(request, at)
         if self.warm <= at <= self.end:
             rows.ended += 1
+            rows.ended_rows.append(figures)
             flow = self.flows.get((request.model, request.name, request.path))
             if flow is not None:
                 flow.ended += 1
                 flow.tokens += request.tokens
                 flow.speech_seconds += request.spoken_seconds
         if request.arrival >= self.warm:
-            rows.rows.append(_request_figures(request, at))
+            rows.rows.append(figures)
 
     def mark_busy(self, cluster: SimulatedCluster) -> None:
         """Start counting the utilisation of devices."""
@@ -131,12 +135,11 @@ def _request_figures(request: ObservedRequest, at: float) -> dict[str, float]:
     return found
 
 
-def build_outcome(
-    cluster: SimulatedCluster, seen: Observations, goals: Mapping[str, Mapping[str, float]]
-) -> SimulationOutcome:
-    """Build all figures; ``goals`` are seconds by model and figure."""
+def build_outcome(cluster: SimulatedCluster, seen: Observations, goals: Mapping[str, ModelGoals]) -> SimulationOutcome:
+    """Build all figures; ``goals`` are by model."""
     types = tuple(
-        _type_outcome(cluster, seen, key, rows, goals.get(key[0], {})) for key, rows in sorted(seen.types.items())
+        _type_outcome(cluster, seen, key, rows, goals.get(key[0], ModelGoals()).of_type(key[1]))
+        for key, rows in sorted(seen.types.items())
     )
     options = tuple(_option_outcomes(cluster, seen))
     came = sum(each.came for each in types)
@@ -168,7 +171,9 @@ def _all_percentiles(seen: Observations) -> dict[str, dict[str, float]]:
 def _type_outcome(
     cluster: SimulatedCluster, seen: Observations, key: _Kind, rows: _TypeRows, goals: Mapping[str, float]
 ) -> TypeOutcome:
-    served = [row for row in rows.rows if row["done"] <= cluster.limits.deadline]
+    served, timely_rows = (
+        [row for row in each if row["done"] <= cluster.limits.deadline] for each in (rows.rows, rows.ended_rows)
+    )
     columns = {name: sorted(row[name] for row in served if name in row) for name in FIGURES}
     attained, met = goal_shares(served, goals, rows.came)
     return TypeOutcome(
@@ -183,6 +188,7 @@ def _type_outcome(
         attained=attained,
         met=met,
         p90={name: percentile(values, 0.9) for name, values in columns.items() if values},
+        goodput=goal_shares(timely_rows, goals, len(timely_rows))[1] * len(timely_rows) / seen.seconds,
     )
 
 

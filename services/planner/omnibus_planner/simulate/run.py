@@ -5,6 +5,7 @@ from typing import NamedTuple, cast
 
 from omnibus.executor.sim.distributions import Draw
 from omnibus.executor.sim.request import SimulatedRequest
+from omnibus.plan_goals import ModelGoals
 from omnibus_planner.simulate.agenda import Agenda
 from omnibus_planner.simulate.arrivals import Arrival
 from omnibus_planner.simulate.cluster import AdmissionLimits, RoutingRules, SimulatedCluster, SimulatedModel
@@ -22,10 +23,10 @@ REQUESTS_PER_SECOND = 2000
 
 
 class SimulatedPlan(NamedTuple):
-    """A plan to simulate: models, goals in seconds, limits, links between nodes, routing."""
+    """A plan to simulate: models, goals by model, limits, links between nodes, routing."""
 
     models: Mapping[str, SimulatedModel]
-    goals: Mapping[str, Mapping[str, float]] = {}
+    goals: Mapping[str, ModelGoals] = {}
     limits: AdmissionLimits = AdmissionLimits()
     links: Links | None = None
     rules: RoutingRules = RoutingRules()

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from omnibus_planner.solve.flow_matrix import FlowMatrix
-from omnibus_planner.solve.highs import Vector
+from omnibus_planner.solve.highs import MAX_BRANCHES, Vector
 from omnibus_planner.solve.problem import Infeasible, check_amount, check_shares, require
 
 
@@ -25,8 +25,8 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options that must not be used. ``admissible`` is, by option, the work per second that 1, 2, ... replicas may get
     (``utilisation.py``), instead of 1, 2, ... ``scenarios`` are mixes that the same replicas must serve, each with its
     own routing; the first is the usual one. If empty, the declared shares count. ``nodes`` are machines that replicas
-    must fit into. ``covers`` are groups of options; each needs a replica, even if no request uses it. ``within`` is the
-    time limit in seconds of the whole question.
+    must fit into. ``covers`` are groups of options; each needs a replica, even if no request uses it. ``branches``
+    ends the search in each program, and ``within`` is the safety limit in seconds of the whole question.
     """
 
     gpus: dict[str, int] | None = None
@@ -36,6 +36,7 @@ class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scenarios: tuple[dict[str, float], ...] = ()
     nodes: dict[str, SolverNode] = {}
     covers: tuple[tuple[str, ...], ...] = ()
+    branches: int = MAX_BRANCHES
     within: float = 10.0
 
 
@@ -94,8 +95,9 @@ def most_replicas(terms: Terms, frame: FlowMatrix) -> Vector:
 
 
 def work_supply(terms: Terms, frame: FlowMatrix, replicas: Vector) -> Vector:
-    """Return the seconds of work per second that these replicas may get."""
-    found = np.array(replicas, float)
+    """Return the seconds of work per second that these replicas, and limited links, may get."""
+    found = np.ones(frame.work_rows)
+    found[: frame.count] = replicas
     for name, work in terms.admissible.items():
         at = frame.network.option_numbers[name]
         found[at] = work[int(replicas[at]) - 1] if replicas[at] > 0 else 0.0

@@ -25,7 +25,7 @@ def place_exactly(
     nodes: Mapping[str, SolverNode],
     running: Mapping[str, Mapping[str, int]],
     traffic: OptionTraffic,
-    within: float,
+    deadline: Deadline,
 ) -> dict[str, dict[str, int]] | None:
     """Return replicas by option and node; None if they do not fit. Raises ``DeadlineExceeded``."""
     names, wanted = list(nodes), [option for option, count in replicas.items() if count]
@@ -52,7 +52,7 @@ def place_exactly(
     )
     cost = np.concatenate([np.zeros(count), -np.ones(count)])
     program, cost = _with_traffic(program, cost, replicas, pairs, names, traffic)
-    found = highs.solve_milp(program, cost, Deadline(within))
+    found = highs.solve_milp(program, cost, deadline)
     if found is None:
         return None
     places: dict[str, dict[str, int]] = {}

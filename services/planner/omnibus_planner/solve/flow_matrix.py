@@ -2,6 +2,7 @@
 
     for each type t, set D    outflow - inflow  = pi_t * R at nothing finished, 0 elsewhere
     for each option s         sum of sec * flow <= supply_s, which is r_s replicas by default
+    links, if they are limited    sum of GB / limit * flow <= 1
 
 These are Equations 9, 11, 14 and 19 of the paper; 9 multiplies by throughput where it must divide. A new rate changes
 two bounds, and a new mix changes one column.
@@ -41,11 +42,18 @@ class ServedFlow:
 
 
 class FlowMatrix:
-    """The matrix of ``network``, kept between solves."""
+    """The matrix of ``network``, kept between solves.
 
-    def __init__(self, network: Network) -> None:
+    ``link_seconds`` are the seconds of all links together that a request takes on each arc; there is one per second. It
+    becomes the last row of work. None means that links are not limited.
+    """
+
+    def __init__(self, network: Network, link_seconds: Sequence[float] | None = None) -> None:
         self.network = network
         self.count = len(network.options)
+        self._link_seconds = link_seconds
+        #: Rows of work: one for each option, and one for limited links.
+        self.work_rows = self.count + (link_seconds is not None)
         self.gpus = np.array([option.gpus for option in network.options.values()], float)
         self.costs = np.array([option.cost for option in network.options.values()], float)
         self._rows = {(kind, 0): kind for kind in range(len(network.types))}
@@ -75,14 +83,15 @@ class FlowMatrix:
 
     @cached_property
     def work_matrix(self) -> Any:
-        """Seconds of each option per request on each arc, in scaled units; sparse, (options, arcs)."""
+        """Seconds of each option per request on each arc, in scaled units; sparse, (work rows, arcs)."""
         cells = [
             (use.option, at, use.seconds * self.unit)
             for at, arc in enumerate(self.network.arcs)
             for use in arc.uses
             if use.seconds > 0
         ]
-        return _sparse_matrix(cells, (self.count, len(self.network.arcs)))
+        cells += [(self.count, at, each * self.unit) for at, each in enumerate(self._link_seconds or ()) if each > 0]
+        return _sparse_matrix(cells, (self.work_rows, len(self.network.arcs)))
 
     def demand_vector(self, mix: Sequence[float]) -> Vector:
         """Return the right-hand side of ``flow_balance`` at a rate of 1."""
@@ -97,12 +106,12 @@ class FlowMatrix:
     @cached_property
     def _option_needs(self) -> Any:
         """Options that do work on each arc: a sparse matrix, (arcs, options)."""
-        return (self.work_matrix > 0).T.tocsr()
+        return (self.work_matrix[: self.count] > 0).T.tocsr()
 
     def build_program(self, mixes: Sequence[Sequence[float]], arcs: Vector, upper: Vector, supply: Any) -> Program:
         """Build the program. Columns: replicas, rate, other columns of ``supply``, then the flows of each mix.
 
-        ``supply`` is the work of each option's columns; sparse, (options, columns before the flows).
+        ``supply`` is the work of each option's columns; sparse, (work rows, columns before the flows).
         """
         before, scenarios, sets = supply.shape[1], len(mixes), len(self._rows)
         conserve, work = self.flow_balance[:, arcs], self.work_matrix[:, arcs]
@@ -112,7 +121,7 @@ class FlowMatrix:
             demand = (-self.demand_vector(mix), (np.arange(sets), np.full(sets, self.count)))
             blocks.append([sparse.csc_array(demand, shape=(sets, before)), *left, conserve, *right])
             blocks.append([-_WORK_SCALE * supply, *left, _WORK_SCALE * work, *right])
-        low = np.tile(np.concatenate([np.zeros(sets), np.full(self.count, -np.inf)]), scenarios)
+        low = np.tile(np.concatenate([np.zeros(sets), np.full(self.work_rows, -np.inf)]), scenarios)
         most = np.full(before + len(arcs) * scenarios, np.inf)
         most[: self.count] = upper
         integer = np.zeros(len(most))
@@ -128,13 +137,13 @@ class FlowMatrix:
         """
         flow, short = np.zeros(len(self.network.arcs)), np.full(len(self.network.arcs), np.inf)
         prices = np.where(supply > 0, 0.0, np.inf)
-        arcs = self.allowed_arcs(supply) if only is None else only
+        arcs = self.allowed_arcs(supply[: self.count]) if only is None else only
         if unreached_types(self.network, mix, arcs):
             return ServedFlow(0.0, flow, short, prices)
         same = sparse.hstack(
             [self.flow_balance[:, arcs], sparse.csc_array(-self.demand_vector(mix)[:, None])], format="csc"
         )
-        most = sparse.hstack([self.work_matrix[:, arcs], sparse.csc_array((self.count, 1))], format="csc")
+        most = sparse.hstack([self.work_matrix[:, arcs], sparse.csc_array((self.work_rows, 1))], format="csc")
         cost = np.zeros(len(arcs) + 1)
         cost[-1] = -1.0
         done = highs.solve_linear(cost, most, supply, same, np.zeros(same.shape[0]))

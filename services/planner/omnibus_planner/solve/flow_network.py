@@ -9,7 +9,7 @@ A listed path is one arc from nothing to everything; both forms are the same pro
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from typing import NamedTuple
@@ -98,20 +98,44 @@ class _ComponentSets:
             role &= ~lost
         return role
 
+    def runnable_subsets(self, role: int, done: int, whole: int) -> Iterator[int]:
+        """Yield ``role`` and each smaller part of it that can run."""
+        part = role
+        while part:
+            if self.runnable_part(part, done, whole) == part:
+                yield part
+            part = (part - 1) & role
 
-def build_lattice(problem: PlanningProblem, seconds: Seconds) -> Network:
-    """Build the network of all paths over all options. Roles without seconds make no arc. Raises ``BadRequest``."""
+
+def build_lattice(problem: PlanningProblem, seconds: Seconds, *, partial: bool = False) -> Network:
+    """Build the network of all paths over all options. Roles without seconds make no arc.
+
+    With ``partial``, an option may leave out components that it could run: EL encodes, and L answers. Raises
+    ``BadRequest``.
+    """
     check_problem(problem)
     bits, arcs = _ComponentSets(problem), []
     masks = [(at, name, bits.to_mask(option.components)) for at, (name, option) in enumerate(problem.options.items())]
     whole = tuple(bits.to_mask(kind.components) for kind in problem.types.values())
     for number, name in enumerate(problem.types):
         uses = _Uses(name, bits, seconds)
-        for tail, head, use in _lattice_steps(whole[number], masks, bits, uses):
+        for tail, head, use in _lattice_steps(whole[number], masks, bits, uses, partial):
             arcs.append(Arc(number, tail, head, (use,)))
             require(len(arcs) <= _MAX_ARCS, f"there are more than {_MAX_ARCS} arcs: name fewer options or types")
     shares = tuple(float(kind.share) for kind in problem.types.values())
     return Network(dict(problem.options), tuple(problem.types), shares, whole, tuple(arcs))
+
+
+def keep_arcs(network: Network, allowed: Sequence[bool]) -> Network:
+    """Return ``network`` with only the ``allowed`` arcs from which others lead to all components of the request."""
+    kept: list[Arc] = []
+    ends = set(enumerate(network.whole))
+    numbered = sorted(enumerate(network.arcs), key=lambda each: -each[1].tail.bit_count())
+    for number, arc in numbered:
+        if allowed[number] and (arc.kind, arc.head) in ends:
+            kept.append(arc)
+            ends.add((arc.kind, arc.tail))
+    return replace(network, arcs=tuple(reversed(kept)))
 
 
 class _Uses:
@@ -132,23 +156,22 @@ class _Uses:
 
 
 def _lattice_steps(
-    whole: int, masks: Sequence[tuple[int, str, int]], bits: _ComponentSets, uses: _Uses
+    whole: int, masks: Sequence[tuple[int, str, int]], bits: _ComponentSets, uses: _Uses, partial: bool
 ) -> Iterator[tuple[int, int, Use]]:
     """Yield all reachable steps of one request type, fewest finished components first."""
     reached, waiting = {0}, [(0, 0)]
     while waiting:
         _, done = heappop(waiting)
         for at, name, mask in masks:
-            role = bits.runnable_part(mask & whole & ~done, done, whole)
-            if not role:
-                continue
-            use = uses(at, name, role)
-            if use is None:
-                continue
-            yield done, done | role, use
-            if done | role not in reached:
-                reached.add(done | role)
-                heappush(waiting, ((done | role).bit_count(), done | role))
+            largest = bits.runnable_part(mask & whole & ~done, done, whole)
+            for role in bits.runnable_subsets(largest, done, whole) if partial else (largest,) if largest else ():
+                use = uses(at, name, role)
+                if use is None:
+                    continue
+                yield done, done | role, use
+                if done | role not in reached:
+                    reached.add(done | role)
+                    heappush(waiting, ((done | role).bit_count(), done | role))
 
 
 def listed_paths(

@@ -1,6 +1,6 @@
 """The program of one question: the frame's matrix, and rows for the terms.
 
-Columns: replicas, rate, counts of limited options, flows, replicas on nodes, new replicas.
+Columns: replicas, rate, counts of limited options, limited links, flows, replicas on nodes, new replicas.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,9 @@ from scipy import sparse
 from omnibus_planner.solve.constraints import Terms, available_gpus, covering_rows, replica_vector
 from omnibus_planner.solve.flow_matrix import FlowMatrix
 from omnibus_planner.solve.highs import Program, Vector
+
+#: Relative difference of equal work of replicas.
+_EQUAL_TOLERANCE = 1e-12
 
 
 class Objective(NamedTuple):
@@ -95,27 +98,37 @@ def _add_budget(frame: FlowMatrix, terms: Terms, program: Program) -> Program:
 
 
 class _LimitedOptions:
-    """Options whose replicas may not be fully busy: one 0/1 column for each count of them."""
+    """Options whose replicas may not be fully busy: one 0/1 column for each count of them.
+
+    If each further replica may do as much as the first, columns for counts are not needed.
+    """
 
     def __init__(self, frame: FlowMatrix, terms: Terms, upper: Vector) -> None:
         self._count, names = frame.count, frame.network.option_names
-        self._limited = [at for at, name in enumerate(names) if name in terms.admissible and upper[at] > 0]
+        each = {at: _equal_work(terms.admissible.get(name, (1.0,))) for at, name in enumerate(names)}
+        self._limited = [at for at, work in each.items() if not work and upper[at] > 0]
         self._starts, width = [], frame.count + 1
-        cells = [(at, at, 1.0) for at, name in enumerate(names) if name not in terms.admissible]
+        cells = [(at, at, work) for at, work in each.items() if work]
         for at in self._limited:
             work = terms.admissible[names[at]][: int(upper[at])]
             cells += [(at, width + level, value) for level, value in enumerate(work)]
             self._starts.append((width, len(work)))
             width += len(work)
+        self._links = width if frame.work_rows > frame.count else None
+        if self._links is not None:
+            cells.append((frame.count, width, 1.0))
+            width += 1
         rows, columns, values = zip(*cells, strict=True) if cells else ((), (), ())
-        #: Seconds of work per second; sparse, (options, columns before the flows).
-        self.supply = sparse.csc_array((values, (rows, columns)), shape=(frame.count, width), dtype=float)
+        #: Seconds of work per second; sparse, (work rows, columns before the flows).
+        self.supply = sparse.csc_array((values, (rows, columns)), shape=(frame.work_rows, width), dtype=float)
 
     def add_rows(self, program: Program) -> Program:
         """Add rows for the counts of limited options.
 
-        They are r_s = sum of n * b_s,n and sum of b_s,n <= 1.
+        They are r_s = sum of n * b_s,n and sum of b_s,n <= 1. The column of limited links is always 1.
         """
+        if self._links is not None:
+            program.lower[self._links] = program.upper[self._links] = 1.0
         for at, (start, levels) in zip(self._limited, self._starts, strict=True):
             program.upper[start : start + levels] = 1.0
             program.integer[start : start + levels] = 1.0
@@ -124,6 +137,12 @@ class _LimitedOptions:
             rows[1, start : start + levels] = 1.0
             program = program.with_rows(sparse.csc_array(rows), np.array([0.0, -np.inf]), np.array([0.0, 1.0]))
         return program
+
+
+def _equal_work(levels: Sequence[float]) -> float:
+    """Return the work of each replica if all may do as much as the first; else 0."""
+    equal = np.allclose(levels, levels[0] * np.arange(1, len(levels) + 1), rtol=_EQUAL_TOLERANCE, atol=0.0)
+    return levels[0] if equal else 0.0
 
 
 def _add_cuts(frame: FlowMatrix, asked: ProgramQuery, program: Program, supply: Any) -> Program:

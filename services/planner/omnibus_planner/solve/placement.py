@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from omnibus.errors import DeadlineExceeded
 from omnibus_planner.solve.constraints import SolverNode, Terms
 from omnibus_planner.solve.exact_placement import place_exactly
+from omnibus_planner.solve.highs import Deadline
 from omnibus_planner.solve.problem import SolverOption, require
 from omnibus_planner.solve.solution import Solution
 from omnibus_planner.solve.solver import Solver
@@ -17,8 +18,8 @@ from omnibus_planner.solve.traffic import OptionTraffic, crossing_traffic
 Places = dict[str, dict[str, int]]
 #: GB/s between the options of a solution.
 TrafficOf = Callable[[Solution], OptionTraffic]
-#: Seconds to search for a placement with less traffic than a known one.
-_IMPROVE_SECONDS = 0.5
+#: Most branches of the search for a placement with less traffic than a known one.
+_MAX_BRANCHES = 500
 #: GB/s that count as none.
 _NO_TRAFFIC = 1e-9
 
@@ -67,7 +68,7 @@ def place_replicas(
     options: Mapping[str, SolverOption],
     nodes: Mapping[str, SolverNode],
     running: Mapping[str, Mapping[str, int]] | None = None,
-    within: float = 5.0,
+    within: float = 60.0,
     traffic: OptionTraffic | None = None,
 ) -> Places | None:
     """Return a node for each replica; None if they do not fit. Replicas that are ``running`` stay if they can.
@@ -85,8 +86,12 @@ def place_replicas(
     if sent:
         known = _less_crossing(known, _balanced_fit(replicas, options, nodes, kept), sent)
     if not known:
-        return place_exactly(replicas, options, nodes, running, sent, within)
-    return _improve_places(known, replicas, options, nodes, running, sent) if _total_crossing(known, sent) else known
+        return place_exactly(replicas, options, nodes, running, sent, Deadline(within))
+    return (
+        _improve_places(known, replicas, options, nodes, running, sent, within)
+        if _total_crossing(known, sent)
+        else known
+    )
 
 
 def _total_crossing(places: Places, traffic: OptionTraffic) -> float:
@@ -109,14 +114,17 @@ def _improve_places(
     nodes: Mapping[str, SolverNode],
     running: Mapping[str, Mapping[str, int]],
     traffic: OptionTraffic,
+    within: float,
 ) -> Places:
     """Return the program's placement if it has less traffic than ``known``.
 
     All running replicas must stay in it.
     """
+    deadline = Deadline(within, _MAX_BRANCHES)
     try:
-        found = place_exactly(replicas, options, nodes, running, traffic, _IMPROVE_SECONDS)
+        found = place_exactly(replicas, options, nodes, running, traffic, deadline)
     except DeadlineExceeded:
+        deadline.remaining_seconds()  # raises unless the branches ended first
         return known
     if found is None or _staying(found, running) < _staying(known, running):
         return known

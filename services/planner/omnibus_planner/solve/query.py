@@ -74,14 +74,16 @@ class SolverRun:
         allowed = self.top > 0
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = [goal.cost[allowed] / held.cost[allowed] for held, _ in self.held if held.spawn is None]
-        return any(len(ratio) == 0 or np.ptp(ratio) == 0 for ratio in ratios)
+            return any(len(ratio) == 0 or np.ptp(ratio) == 0 for ratio in ratios)
 
     def served_flows(self, replicas: Vector) -> list[ServedFlow]:
         """Return the flows of ``replicas`` under each mix."""
         given = work_supply(self.terms, self.frame, replicas)
         return [self.frame.solve_flow(given, mix) for mix in self.mixes]
 
-    def solve_over(self, goal: Objective | None, keep: Vector, limit: float = np.inf) -> SolverAnswer | None:
+    def solve_over(
+        self, goal: Objective | None, keep: Vector, branches: int = highs.MAX_BRANCHES
+    ) -> SolverAnswer | None:
         """Return the best answer over the options ``keep``: by ``goal``, or the highest rate. None: there is none.
 
         HiGHS's solution is rounded and checked. If it is wrong, the reason becomes a row that holds for all
@@ -96,7 +98,7 @@ class SolverRun:
             asked = ProgramQuery(low, high, self.mixes, self._cuts, self.held, self.fresh)
             program = assemble_program(self.frame, self.terms, asked, upper, packed=self.packed, spawning=spawning)
             cost = goal.cost_row(count, program.column_count) if goal else -np.eye(1, program.column_count, count)[0]
-            found = highs.solve_milp(program, cost, self.deadline, limit=limit)
+            found = highs.solve_milp(program, cost, self.deadline, branches=branches)
             if found is None:
                 return None
             replicas = np.round(found.x[:count])

@@ -19,8 +19,8 @@ from omnibus_planner.solve.query import SolverAnswer, SolverRun
 from omnibus_planner.solve.solution import Solution
 from omnibus_planner.solve.solver import Solver
 
-#: Number of options in addition to those that run, and the time limit in seconds.
-_EXTRA_OPTION_COUNT, _SOLVE_TIMEOUT_SECONDS = 12, 1.0
+#: Number of options in addition to those that run, and the most branches.
+_EXTRA_OPTION_COUNT, _MAX_BRANCHES = 12, 2000
 
 
 def replan_deployment(solver: Solver, rate: float, running: dict[str, int], terms: Terms | None = None) -> Solution:
@@ -50,7 +50,7 @@ def replan_deployment(solver: Solver, rate: float, running: dict[str, int], term
 
 def _solve_quickly(run: SolverRun, goal: Objective, keep: Vector) -> SolverAnswer | None:
     try:
-        return run.solve_over(goal, keep, limit=_SOLVE_TIMEOUT_SECONDS)
+        return run.solve_over(goal, keep, branches=_MAX_BRANCHES)
     except DeadlineExceeded:
         return None
 

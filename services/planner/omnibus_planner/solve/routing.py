@@ -12,8 +12,8 @@ from omnibus_planner.solve.flow_network import Arc
 from omnibus_planner.solve.highs import Deadline, Program, Vector
 from omnibus_planner.solve.solution import Flow, decompose_flow
 
-#: Seconds to search for fewer arcs, and the most arcs for that search.
-_MILP_TIMEOUT_SECONDS, _MAX_MILP_ARCS = 1.0, 48
+#: Most branches of the search for fewer arcs, and the most arcs for that search.
+_MAX_BRANCHES, _MAX_MILP_ARCS = 2000, 48
 #: Below this, an arc is as good as the best.
 _SHORTFALL_TOLERANCE = 1e-9
 
@@ -46,9 +46,7 @@ def _fewest_arcs(
     if len(arcs) > _MAX_MILP_ARCS or len(arcs) == used:
         return served.flow
     try:
-        found = highs.solve_milp(
-            *_build_program(frame, served, supply, mix, arcs), deadline, limit=_MILP_TIMEOUT_SECONDS
-        )
+        found = highs.solve_milp(*_build_program(frame, served, supply, mix, arcs), deadline, branches=_MAX_BRANCHES)
     except DeadlineExceeded:
         return served.flow
     if found is None or round(found.value) >= used:
@@ -82,13 +80,13 @@ def _build_program(
     matrix: Any = sparse.block_array(
         [
             [frame.flow_balance[:, arcs], None],
-            [frame.work_matrix[:, arcs], sparse.csc_array((frame.count, count))],
+            [frame.work_matrix[:, arcs], sparse.csc_array((frame.work_rows, count))],
             [sparse.eye_array(count), -sparse.diags_array(most)],
         ],
         format="csc",
     )
     demand = frame.demand_vector(mix) * rate
-    low = np.concatenate([demand, np.full(frame.count + count, -np.inf)])
+    low = np.concatenate([demand, np.full(frame.work_rows + count, -np.inf)])
     high = np.concatenate([demand, supply, np.zeros(count)])
     whole = np.concatenate([np.zeros(count), np.ones(count)])
     upper = np.concatenate([most, np.ones(count)])

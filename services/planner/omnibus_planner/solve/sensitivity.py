@@ -43,7 +43,8 @@ class Explanation(msgspec.Struct, frozen=True):
     """Explanation of a deployment.
 
     More of the options in ``bottlenecks`` would serve more. ``distance`` is the relative gain of a deployment with
-    fractional replicas. ``alternatives`` are sorted, best first.
+    fractional replicas. ``alternatives`` are sorted, best first. Those ``without`` the ``omitted`` options were not
+    found in time.
     """
 
     rate: float
@@ -54,6 +55,7 @@ class Explanation(msgspec.Struct, frozen=True):
     distance: float
     gap: float
     alternatives: tuple[Alternative, ...] = ()
+    omitted: tuple[str, ...] = ()
 
 
 def explain_solution(solver: Solver, solution: Solution, terms: Terms, *, alternatives: int = 3) -> Explanation:
@@ -79,7 +81,8 @@ def explain_solution(solver: Solver, solution: Solution, terms: Terms, *, altern
         for name, count in solution.replicas.items()
     }
     first = sorted(options, key=lambda name: -options[name].utilisation * options[name].gpus)[:alternatives]
-    others = [found for name in first if (found := _alternative_without(solver, solution, terms, name)) is not None]
+    without = {name: _alternative_without(solver, solution, terms, name) for name in first}
+    others = [found for found in without.values() if found is not None]
     return Explanation(
         rate=solution.rate,
         capacity=solution.capacity,
@@ -89,6 +92,7 @@ def explain_solution(solver: Solver, solution: Solution, terms: Terms, *, altern
         distance=_bound_distance(solution),
         gap=solution.gap,
         alternatives=tuple(sorted(others, key=lambda other: (not other.possible, other.cost, -other.rate))),
+        omitted=tuple(name for name, found in without.items() if found is None),
     )
 
 

@@ -7,6 +7,8 @@ always has the same answer.
 """
 
 import math
+from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from omnibus_planner.solve import constraints as given
 from omnibus_planner.solve.bounds import Bound, compute_bound, unreached_types
 from omnibus_planner.solve.constraints import Terms
 from omnibus_planner.solve.flow_matrix import FlowMatrix
-from omnibus_planner.solve.flow_network import Network
+from omnibus_planner.solve.flow_network import Network, keep_arcs
 from omnibus_planner.solve.highs import Deadline, Vector
 from omnibus_planner.solve.milp import Objective
 from omnibus_planner.solve.problem import Infeasible, check_amount, require
@@ -31,10 +33,16 @@ _MAX_CACHED_BOUNDS = 64
 
 
 class Solver:
-    """Answers questions about one network, whose matrix it keeps."""
+    """Answers questions about one network, whose matrix it keeps.
 
-    def __init__(self, network: Network) -> None:
-        self.frame = FlowMatrix(network)
+    With ``arc_gb``, the GB that a request receives on each arc, executors send each other at most ``most_gb_s``.
+    """
+
+    def __init__(self, network: Network, arc_gb: Sequence[float] | None = None, most_gb_s: float = 0.0) -> None:
+        if arc_gb is not None and most_gb_s <= 0:
+            network = keep_arcs(network, [gb <= 0 for gb in arc_gb])
+            arc_gb = None
+        self.frame = FlowMatrix(network, None if arc_gb is None else [gb / most_gb_s for gb in arc_gb])
         self._order = np.sqrt(_first_primes(self.frame.count))
         self._bounds: dict[tuple[tuple[float, ...], bytes], Bound] = {}
 
@@ -100,7 +108,7 @@ class Solver:
     def create_run(self, terms: Terms) -> SolverRun:
         """Create a question under ``terms``, checked."""
         given.check_terms(terms, self.frame)
-        run = SolverRun(self.frame, terms, Deadline(terms.within))
+        run = SolverRun(self.frame, terms, Deadline(terms.within, terms.branches))
         arcs = self.frame.allowed_arcs(
             np.array([name not in terms.without for name in self.frame.network.option_names])
         )
@@ -123,6 +131,15 @@ class Solver:
                 self._bounds[key] = compute_bound(self.frame.network, mix, prices)
             found.append(self._bounds[key])
         return found
+
+    def fractional_bound(self, terms: Terms, *, by_rate: bool) -> float:
+        """Return a bound without whole numbers: the most req/s within the GPUs, or the least cost of 1 req/s.
+
+        Raises the errors of ``solve_most``.
+        """
+        run = self.create_run(terms)
+        each = max(at.each for at in self.mix_bounds(run, self.frame.gpus if by_rate else self.frame.costs))
+        return sum((given.available_gpus(terms) or {}).values()) / each if by_rate else each
 
     @property
     def cost_objective(self) -> Objective:
@@ -159,20 +176,10 @@ class Solver:
     def _useful_replicas(self, run: SolverRun, rate: float) -> Vector:
         """Return the most replicas of each option that can have work.
 
-        This assumes that all requests take its longest stop.
+        This assumes that all requests take the path with the most work for it.
         """
-        network = self.frame.network
-        longest: dict[tuple[int, int], float] = {}
-        for arc in network.arcs:
-            for use in arc.uses:
-                key = use.option, arc.kind
-                longest[key] = max(longest.get(key, 0.0), use.seconds)
-        work = np.zeros(self.frame.count)
-        for mix in run.mixes:
-            needed = np.zeros(self.frame.count)
-            for (option, kind), seconds in longest.items():
-                needed[option] += mix[kind] * rate * seconds
-            work = np.maximum(work, needed)
+        network, most = self.frame.network, self._most_seconds
+        work = np.max([rate * (np.array(mix) @ most) for mix in run.mixes], axis=0)
         found = np.ceil(work)
         for name, levels in run.terms.admissible.items():
             at = network.option_numbers[name]
@@ -180,6 +187,24 @@ class Solver:
         return np.maximum(
             found, np.max([*given.covering_rows(run.terms, self.frame), np.zeros(self.frame.count)], axis=0)
         )
+
+    @cached_property
+    def _most_seconds(self) -> Vector:
+        """The most seconds of each request type, by row, on each option along one path.
+
+        A path may come back to an option: ED encodes, P prefills, ED decodes.
+        """
+        network = self.frame.network
+        found = np.zeros((len(network.types), self.frame.count))
+        reached: dict[tuple[int, int], Vector] = {}
+        for arc in sorted(network.arcs, key=lambda arc: arc.tail.bit_count()):
+            seconds = reached.get((arc.kind, arc.tail), np.zeros(self.frame.count)).copy()
+            for use in arc.uses:
+                seconds[use.option] += use.seconds
+            reached[arc.kind, arc.head] = np.maximum(reached.get((arc.kind, arc.head), seconds), seconds)
+        for kind, whole in enumerate(network.whole):
+            found[kind] = reached.get((kind, whole), found[kind])
+        return found
 
     def build_solution(
         self,

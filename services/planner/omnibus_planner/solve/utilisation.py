@@ -37,18 +37,6 @@ def admissible_work(utilisation: Mapping[int, float] | str, most: int) -> tuple[
     return tuple(work)
 
 
-def scaled_work(alone: float, choice: str, most: int) -> tuple[float, ...]:
-    """Return the admissible work from a measured utilisation of one replica.
-
-    One replica may be busy for the fraction ``alone`` of its time. Pooling helps more replicas as much as those of
-    ``choice`` (a name of ``UTILISATION``), up to full utilisation.
-    """
-    require(0 < alone <= 1, f"one replica may be busy for {alone} of its time: it must be more than 0, at most 1")
-    require(choice in UTILISATION, f"{choice!r} is no way to choose; there is {', '.join(UTILISATION)}")
-    known = UTILISATION[choice]
-    return admissible_work({count: min(1.0, alone * part / known[1]) for count, part in known.items()}, most)
-
-
 def _interpolate_utilisation(known: Mapping[int, float], count: int) -> float:
     below = max((at for at in known if at <= count), default=min(known))
     above = min((at for at in known if at >= count), default=max(known))

@@ -3,11 +3,13 @@
 import asyncio
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import OmnibusError, error_line
+from omnibus.plan_goals import ModelGoals
 from omnibus.settings import BusSettings, StoreSettings, read_settings
 from omnibus.store import Store
 from omnibus_planner.simulate.arrivals import Arrival
@@ -45,10 +47,16 @@ async def answer_question(question: WhatIfQuestion) -> str:
     outcome = simulate_plan(plan, traffic.arrivals, traffic.seconds, seed=question.seed)
     cost = table.deployment_cost(outcome, deployment.prices)
     if question.json:
-        fields = {"plan": deployment.label, "traffic": traffic.label, "cost": cost, "goals": deployment.goals}
-        return msgspec.json.encode({**fields, **msgspec.to_builtins(outcome)}).decode()
+        fields = {"plan": deployment.label, "traffic": traffic.label, "cost": cost}
+        goals = {name: _declared_goals(each) for name, each in deployment.goals.items()}
+        return msgspec.json.encode({**fields, "goals": goals, **msgspec.to_builtins(outcome)}).decode()
     lines = [*table.answer_lines(deployment.label, traffic.label, outcome, deployment.goals, cost), *traffic.notes]
     return "\n".join(lines)
+
+
+def _declared_goals(goals: ModelGoals) -> dict[str, Any]:
+    """Return ``goals`` as they are declared: seconds by figure, and ``types`` if there are any."""
+    return {**goals.usual, **({"types": goals.types} if goals.types else {})}
 
 
 async def _read_records(question: WhatIfQuestion, deployment: Deployment) -> list[Arrival] | None:

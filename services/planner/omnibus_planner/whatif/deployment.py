@@ -13,6 +13,7 @@ from omnibus.executor.sim.profile import read_profile
 from omnibus.families.plugins import join_names
 from omnibus.graph import UNREADABLE
 from omnibus.plan import ModelPlan, Plan, decode_plan
+from omnibus.plan_goals import ModelGoals
 from omnibus.profile import ModelProfile
 from omnibus.settings import PlannerSettings, read_settings
 from omnibus.store import Store
@@ -42,7 +43,7 @@ class Deployment(msgspec.Struct, frozen=True):
     profiles: dict[str, ModelProfile]
     plans: dict[str, ModelPlan]
     simulated: dict[str, SimulatedModel]
-    goals: dict[str, dict[str, float]]
+    goals: dict[str, ModelGoals]
     prices: dict[str, float]
     links: Links
 
@@ -84,7 +85,7 @@ async def find_deployment(question: WhatIfQuestion, store: Store) -> Deployment:
         profiles=model_profiles,
         plans=plans,
         simulated=simulated_models(model_inputs, plans, devices, explain),
-        goals={name: dict(each.planned.goals.active_goals()) for name, each in models.items() if each.planned},
+        goals={name: each.planned.goals.of_model() for name, each in models.items() if each.planned},
         prices={name: kind.weight for name, kind in gpus.items()},
         links=simulation_links(nodes) if nodes else planned_links(explain),
     )

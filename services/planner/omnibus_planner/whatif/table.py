@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from omnibus.cli.format.tables import table_lines
+from omnibus.plan_goals import ModelGoals
 from omnibus_planner.simulate.outcome import SimulationOutcome, TypeOutcome
 
 _FIGURES = {"first_token": "FIRST TOKEN", "token": "TOKEN", "first_audio": "FIRST AUDIO", "done": "DONE"}
@@ -12,7 +13,7 @@ def answer_lines(
     label: str,
     traffic: str,
     outcome: SimulationOutcome,
-    goals: Mapping[str, Mapping[str, float]],
+    goals: Mapping[str, ModelGoals],
     cost: Mapping[str, float],
 ) -> Iterator[str]:
     """Yield the lines of the answer: offered and served rates, by type and by option, and the bottleneck."""
@@ -36,7 +37,7 @@ def answer_lines(
     yield f"GPUs: {gpus or 'none'}; price {sum(cost.values()):g}"
 
 
-def _type_lines(types: Sequence[TypeOutcome], goals: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+def _type_lines(types: Sequence[TypeOutcome], goals: Mapping[str, ModelGoals]) -> Iterator[str]:
     figure_names = [name for name in _FIGURES if any(name in each.p99 for each in types)]
     head = [
         "MODEL",
@@ -48,7 +49,7 @@ def _type_lines(types: Sequence[TypeOutcome], goals: Mapping[str, Mapping[str, f
     ]
     rows = []
     for each in types:
-        own = goals.get(each.model, {})
+        own = goals.get(each.model, ModelGoals()).of_type(each.kind)
         rows.append(
             [
                 each.model,

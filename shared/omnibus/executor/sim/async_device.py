@@ -111,6 +111,7 @@ class SimulatedMachine:
         ticket = WorkTicket()
         work.told = ticket.notify
         work.clock = current_clock()
+        work.continues, work.since = work.clock.continues, work.clock.came
         lane.queue_work(work, self._clock.now())
         self._tickets.add(ticket)
         self._wake.set()

@@ -3,7 +3,8 @@
 A lane is one component. Its works wait in order of arrival. A *pass* takes as many of them as there are slots. If the
 component has steps, a work is a sequence and its pass is its prompt. It then keeps its slot and takes part in every
 *step* until it ends (continuous batching). All lanes share the device. The next turn is the pass or step that has
-waited longest; so components in one executor slow each other down.
+waited longest; so components in one executor slow each other down. Media whose sequences continue on the device do not
+run ahead of a full language model (``omnibus.executor.due_queue``).
 
     turn = device.next_turn(at)                # or None: no work is ready at this time
     device.finish_turn(turn, at + turn.seconds, len(turn.ends))
@@ -14,12 +15,13 @@ than simulating one. The caller may end a turn after fewer steps, when other wor
 
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, MutableSequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence
 from itertools import accumulate, islice, repeat
 from math import inf
 from typing import Any, NamedTuple
 
 from omnibus.bus.messages import BatchCounts
+from omnibus.executor.due_queue import is_held
 from omnibus.executor.job_clock import JobClock
 from omnibus.executor.sim.distributions import Curve
 from omnibus.spare_places import count_spare_places
@@ -27,6 +29,8 @@ from omnibus.spare_places import count_spare_places
 #: Callback with the time of an event of a work.
 Told = Callable[[float], None]
 
+#: No request waits for a slot.
+NONE_WAITING: Mapping[str, float] = {}
 #: Most steps of one turn.
 MAX_TURN_STEPS = 256
 
@@ -34,13 +38,16 @@ MAX_TURN_STEPS = 256
 class SimWork:
     """One item of a batch, with ``tokens``. ``factor`` multiplies its share of the time.
 
-    ``clock`` is its job's clock, or None.
+    ``clock`` is its job's clock, or None. ``continues`` is true for media whose sequence needs a slot on this device.
+    ``since`` is the arrival of its request; by default, that of the work.
     """
 
-    __slots__ = ("clock", "factor", "gone", "left", "ready", "tokens", "told")
+    __slots__ = ("clock", "continues", "factor", "gone", "left", "ready", "since", "tokens", "told")
 
     def __init__(self, tokens: int, factor: float = 1.0, told: Told | None = None) -> None:
         self.tokens = tokens
+        self.continues = False
+        self.since: float | None = None
         self.factor = factor
         self.told = told
         self.clock: JobClock | None = None
@@ -158,8 +165,11 @@ class CombinedTurn(NamedTuple):
 class Lane:
     """One component's works: ``waiting``, ``joining`` (in a slot, prompt not done) and ``active`` (stepping)."""
 
-    def __init__(self, batch: Curve | None, step: Curve | None, slots: int, share: int = 0) -> None:
+    def __init__(
+        self, batch: Curve | None, step: Curve | None, slots: int, share: int = 0, reads: bool = False
+    ) -> None:
         self.batch = batch
+        self.reads = reads
         self.step = step
         self.slots = slots
         self.share = share or inf
@@ -184,6 +194,7 @@ class Lane:
     def queue_work(self, work: SimWork, at: float) -> None:
         """Queue ``work``."""
         work.ready = at
+        work.since = at if work.since is None else work.since
         self.waiting.append(work)
         self._admit_waiting(at)
 
@@ -233,11 +244,12 @@ class Lane:
 
     # Turns
 
-    def turn_candidates(self, at: float) -> tuple[int, float, float]:
+    def turn_candidates(self, at: float, oldest: Mapping[str, float] = NONE_WAITING) -> tuple[int, float, float]:
         """Return the possible turns, and when a pass and step became ready.
 
         The number counts passes and steps that could run now or later without further events (0, 1 or more). The times
-        are those since when a pass, and a step, could run at ``at``; infinite if none could.
+        are those since when a pass, and a step, could run at ``at``; infinite if none could. ``oldest`` are the
+        arrivals, by tenant, of the oldest requests that wait for a slot on the device.
         """
         since, times = inf, set()
         for each in self.active:
@@ -246,18 +258,28 @@ class Lane:
                 times.add(ready)
                 if ready <= at and ready < since:
                     since = ready
-        waiting = self.joining if self.step is not None else islice(self.waiting, 1)
+        waiting = self.joining if self.step is not None else islice(self._passable(oldest), 1)
         return len(times) + (len(self._pass_queue) > 0), _earliest_ready(waiting, at), since
 
     @property
     def _pass_queue(self) -> deque[SimWork]:
         return self.waiting if self.step is None else self.joining
 
-    def take_pass(self, at: float, scale: float) -> DeviceTurn:
+    def _passable(self, oldest: Mapping[str, float]) -> Iterable[SimWork]:
+        """Return the works that a pass may take, without media that must wait."""
+        if not (self.reads and oldest):
+            return self._pass_queue
+        return [
+            work
+            for work in self._pass_queue
+            if not is_held(work.continues, work.since or 0.0, oldest.get(work.tenant, inf))
+        ]
+
+    def take_pass(self, at: float, scale: float, oldest: Mapping[str, float] = NONE_WAITING) -> DeviceTurn:
         """Return a pass. Prompts longer than ``share`` are cut; items longer than it run alone."""
         works: list[tuple[SimWork, int]] = []
         left = self.share
-        for work in self._pass_queue:
+        for work in self._passable(oldest):
             if len(works) == self.slots or left <= 0:
                 break
             if work.ready > at:
@@ -351,6 +373,7 @@ class Device:
 
     def __init__(self, scale: float = 1.0, lanes: Iterable[Lane] = ()) -> None:
         self.lanes = list(lanes)
+        self._model: Lane | None = None  # the first with steps: media are for it
         self._scale = scale
 
     def add_lane(
@@ -364,7 +387,9 @@ class Device:
         usual: int = 0,
     ) -> Lane:
         """Add a lane. With ``reads``, its works are media items of ``usual`` tokens; schedules need that."""
-        self.lanes.append(Lane(batch, step, slots, share))
+        self.lanes.append(Lane(batch, step, slots, share, reads))
+        if self._model is None and step is not None and not reads:
+            self._model = self.lanes[-1]
         return self.lanes[-1]
 
     @property
@@ -377,9 +402,9 @@ class Device:
 
         A pass is before a step.
         """
-        best, chosen, stepping, able = inf, None, False, 0
+        best, chosen, stepping, able, oldest = inf, None, False, 0, self._oldest_waiting()
         for lane in self.lanes:
-            count, passing, step = lane.turn_candidates(at)
+            count, passing, step = lane.turn_candidates(at, oldest)
             able += count
             if passing < best:
                 best, chosen, stepping = passing, lane, False
@@ -387,7 +412,16 @@ class Device:
                 best, chosen, stepping = step, lane, True
         if chosen is None:
             return None
-        return chosen.take_step(at, self._scale, able == 1) if stepping else chosen.take_pass(at, self._scale)
+        return chosen.take_step(at, self._scale, able == 1) if stepping else chosen.take_pass(at, self._scale, oldest)
+
+    def _oldest_waiting(self) -> Mapping[str, float]:
+        """Return the arrivals, by tenant, of the oldest requests that wait for a slot of the language model."""
+        if self._model is None or not self._model.waiting:
+            return NONE_WAITING
+        oldest: dict[str, float] = {}
+        for work in self._model.waiting:
+            oldest[work.tenant] = min(oldest.get(work.tenant, inf), work.since or 0.0)
+        return oldest
 
     def finish_turn(self, turn: DeviceTurn | CombinedTurn, at: float, steps: int) -> None:
         """Complete ``turn``, which ended at ``at`` after ``steps`` steps."""

@@ -86,16 +86,21 @@ class SimulatedRequest:
         self._codes: list[int] = []  # of a vocoder, message by message
         self._reported = 0
         self._silent = False  # no more codes will follow
+        self._came = 0.0
 
     def start_encoders(self, at: float) -> None:
+        self._came = at
         for part in self._encoders:
             for _ in range(self._loads[part].items):
-                self._queue_work(part, SimWork(self._draw_tokens(part)), partial(self._on_encoded, part), at)
+                work = SimWork(self._draw_tokens(part))
+                work.continues = bool(self._chain)
+                self._queue_work(part, work, partial(self._on_encoded, part), at)
         if not self._encoders:
             self._begin_component(0, at)
 
     def _queue_work(self, part: str, work: SimWork, told: "partial[None]", at: float) -> None:
         work.told = told
+        work.since = self._came
         work.factor = self._draw.jitter_factor(self._circle.jitter)
         self._circle.queue_work(self, part, work, at)
 

@@ -34,8 +34,7 @@ class StagedLane(Lane):
     """
 
     def __init__(self, curves: tuple[Curve | None, Curve | None], slots: int, share: int, reads: bool, usual: int):
-        super().__init__(*curves, slots, share)
-        self.reads = reads
+        super().__init__(*curves, slots, share, reads)
         self.usual = usual
         self.coming: deque[tuple[StagedLane, SimWork]]
         self.schedule: Schedule[Any]
@@ -48,11 +47,13 @@ class StagedLane(Lane):
     def enter_schedule(self, work: SimWork) -> None:
         """Add ``work`` to the schedule as of its ready time."""
         if self.reads:
-            self.schedule.add_media(work, max(1, work.tokens), work.ready, self)
+            self.schedule.add_media(
+                work, max(1, work.tokens), work.ready, self, since=work.since, continues=work.continues
+            )
         elif self.batch is not None:
-            self.schedule.add_prompt(work, max(1, work.tokens), work.ready)
+            self.schedule.add_prompt(work, max(1, work.tokens), work.ready, since=work.since)
         else:
-            self.schedule.add_prefilled(work, work.ready)
+            self.schedule.add_prefilled(work, work.ready, since=work.since)
 
     def remove_work(self, work: SimWork, at: float) -> None:
         if not work.gone:

@@ -9,7 +9,7 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.profile import KeyValues
 from omnibus_planner.declared import declarations_file
-from omnibus_planner.declared.planned_spec import DeclaredNode, GpuType, check_gpus
+from omnibus_planner.declared.planned_spec import DeclaredNode, GpuType, TailLatencyGoals, TypeLatencyGoals, check_gpus
 from omnibus_planner.optimize.planner import Planner
 from omnibus_planner.solve.problem import Infeasible
 from tests.unit.planner.optimize.testbed import (
@@ -41,6 +41,14 @@ ASKED: dict[str, tuple[dict[str, Any], str]] = {
     "NaN share": ({"mix": {SEEN: math.nan}}, r"planned the share of vision\+thinker is nan"),
     "one of the mixes": ({"mixes": ({SEEN: 1.0}, {SEEN: -1.0})}, r"planned the share of vision\+thinker is -1\.0"),
     "negative goal": ({"goals": make_goals(token=-0.1)}, r"planned goals\.token is -0\.1"),
+    "goal of a type": (
+        {"goals": TailLatencyGoals(types={"vision": TypeLatencyGoals(done=math.nan)})},
+        r"planned goals\.types\.vision\.done is nan",
+    ),
+    "unknown type": (
+        {"goals": TailLatencyGoals(types={"image": TypeLatencyGoals(done=1.0)})},
+        "planned goals.types names 'image': give components, joined by '\\+', of vision, thinker",
+    ),
     "no options": ({"options": ()}, "planned options is an empty list"),
     "options word": ({"options": "some"}, "planned options is 'some': give a list of options, or 'all'"),
     "cells": ({"cells": 1000}, "planned cells is 1000: it must be 0 to 256 GPUs"),

@@ -9,6 +9,7 @@ from omnibus_planner.declared.planned_spec import DeclaredNode, GpuType, Planned
 from omnibus_planner.optimize import ModelLoad
 from omnibus_planner.optimize.promise import PromiseChecker
 from omnibus_planner.optimize.spares import spare_counts, without_spares
+from omnibus_planner.rollout.transition_plan import is_compatible
 from tests.unit.planner.optimize.testbed import E, L, count_replicas, make_planner, make_profile
 
 APART = make_profile({"E": E, "L": L})
@@ -47,15 +48,17 @@ def test_running_spares_serve_a_higher_rate_without_a_start_and_are_replaced():
     assert spare_counts(more.models["q"]) == {"E": 2, "L": 2}
 
 
-def test_other_path_rates_over_what_runs_leave_its_spares():
+def test_other_path_rates_over_what_runs_leave_its_spares_and_credits():
     model_planner = make_planner(APART, TWENTY, spares=1, **USUAL)
-    running = model_planner.plan().models
+    running = {name: model.with_credits({"L": 7}) for name, model in model_planner.plan().models.items()}
 
     rerouted_result = model_planner.reroute_running(running, {"q": ModelLoad(3.0)})
 
     assert count_replicas(rerouted_result.models["q"]) == count_replicas(running["q"])
     assert spare_counts(rerouted_result.models["q"]) == spare_counts(running["q"]) == {"E": 1, "L": 1}
     assert rerouted_result.capacity["q"] == pytest.approx(model_planner.capacity(running)["q"])
+    assert rerouted_result.models["q"].credits == {"L": 7}
+    assert is_compatible(running["q"], running["q"].with_credits({"L": 5}))
 
 
 def test_a_promise_is_simulated_without_spares():

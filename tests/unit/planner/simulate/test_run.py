@@ -4,6 +4,7 @@ import pytest
 
 from omnibus.errors import BadRequest
 from omnibus.plan import Path
+from omnibus.plan_goals import ModelGoals
 from omnibus_planner.simulate.arrivals import Arrival, TypeRate, even_arrivals, poisson_arrivals
 from omnibus_planner.simulate.cluster import AdmissionLimits
 from omnibus_planner.simulate.links import Links
@@ -101,6 +102,14 @@ def test_an_executor_takes_as_many_requests_as_it_has_credits():
     assert outcome.types[0].p99["done"] == pytest.approx(8 * IMAGE + ANSWER)
 
 
+def test_an_executor_takes_as_many_requests_as_its_plan_allows_if_that_is_less():
+    plan = make_chain()
+    for credits in (5, 9):
+        bounded = simulate_model(plan.with_credits(dict.fromkeys(plan.options, credits)), AdmissionLimits(credits=8))
+        burst = [Arrival(10.0, "vl", SEEN, {}) for _ in range(20)]
+        assert simulate_plan(bounded, burst, 60.0, warm_up=0.0).types[0].refused == 20 - min(8, credits)
+
+
 def test_images_of_one_request_are_shared_by_the_encoders():
     sizes = {"images": 4.0, "image_tokens": 40.0}
     outcome = simulate_plan(
@@ -136,13 +145,13 @@ def test_tensors_that_cross_nodes_take_their_time():
 
 def test_goals_say_which_part_of_the_requests_was_in_time():
     simulated_plan = simulate_model(make_chain())._replace(
-        goals={"vl": {"first_token": IMAGE + STEP + 0.001, "done": 100.0}}
+        goals={"vl": ModelGoals({"done": 100.0}, {"vision": {"first_token": IMAGE + STEP + 0.001}})}
     )
     burst = [Arrival(1.0, "vl", SEEN, {}), Arrival(1.0, "vl", SEEN, {})]
 
     outcome = simulate_plan(simulated_plan, burst, 10.0, warm_up=0.0)
 
-    assert outcome.types[0].attained == {"first_token": 0.5, "done": 1.0}
+    assert outcome.types[0].attained == {"done": 1.0, "first_token": 0.5}
     assert outcome.types[0].met == 0.5
 
 

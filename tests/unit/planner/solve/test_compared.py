@@ -129,15 +129,29 @@ def test_replicas_are_improved_until_no_neighbour_is_better():
         attempts.append(dict(replicas))
         return 10.0 - abs(replicas.get("a", 0) - 4) - abs(replicas.get("b", 0) - 3)
 
-    replicas, rate = improve_goodput([{"a": 8}, {"c": 8}], {"a": 1, "b": 1, "c": 1}, judge_replicas)
+    replicas, rate = improve_goodput([{"a": 8}, {"c": 8}], {"a": 1, "b": 1, "c": 1}, 8, judge_replicas)
 
     assert (replicas, rate) == ({"a": 4, "b": 3, "c": 1}, 10.0)
     assert len(attempts) == len({tuple(sorted(each.items())) for each in attempts})
-    # A replica of two GPUs makes room for two of one, and one of one for none of two.
-    assert improve_goodput([{"a": 1}], {"a": 2, "b": 1}, lambda found, _: 1.0 + found.get("b", 0)) == (
-        {"b": 2},
-        3.0,
-    )
+
+
+@pytest.mark.parametrize(
+    ("candidate", "budget", "best"),
+    [
+        ({"a": 1}, 2, {"b": 2}),  # a replica of two GPUs makes room for two of one
+        ({"a": 1}, 3, {"b": 3}),  # and an idle GPU is used
+    ],
+)
+def test_large_replicas_make_room_for_small_ones(candidate: dict[str, int], budget: int, best: dict[str, int]):
+    replicas, _ = improve_goodput([candidate], {"a": 2, "b": 1}, budget, lambda found, _: 1.0 + found.get("b", 0))
+
+    assert replicas == best
+
+
+def test_several_small_replicas_make_room_for_a_large_one():
+    replicas, _ = improve_goodput([{"b": 5}], {"a": 2, "b": 1}, 5, lambda found, _: 1.0 + found.get("a", 0))
+
+    assert replicas == {"a": 2, "b": 1}
 
 
 def test_the_heuristic_is_never_better_than_the_optimum():

@@ -163,17 +163,12 @@ def test_a_group_does_without_gpus_of_its_own_when_it_serves_as_well():
     assert solution.replicas == {"EL": 1}
 
 
-def test_what_one_replica_keeps_is_scaled_by_what_others_gain():
-    work = utilisation.scaled_work(0.4, "shortest-queue", 4)
+def test_replicas_that_may_all_do_a_part_of_their_time_are_slower_ones():
+    part, seconds = 0.4, {"E": 0.25, "L": 0.35}
+    levels = {name: tuple(part * count for count in range(1, 10)) for name in ("E", "L", "EL")}
 
-    assert work == pytest.approx(
-        (0.4, 2 * 0.4 * 0.72 / 0.49, 3 * 0.4 * (0.72 + 0.87) / 2 / 0.49, 4 * 0.4 * 0.87 / 0.49)
-    )
-    assert utilisation.scaled_work(1.0, "shortest-queue", 3) == (1.0, 2.0, 3.0)
-    assert utilisation.scaled_work(0.4, "random", 3) == pytest.approx((0.4, 0.8, 1.2))
+    limited = make_solver(seconds).solve_most(limit_gpus(9, admissible=levels))
+    slower = make_solver({name: each / part for name, each in seconds.items()}).solve_most(limit_gpus(9))
 
-
-@pytest.mark.parametrize(("alone", "choice"), [(0.0, "random"), (1.5, "random"), (0.5, "best")])
-def test_a_part_that_one_replica_cannot_be_busy_for_is_refused(alone, choice):
-    with pytest.raises(BadRequest):
-        utilisation.scaled_work(alone, choice, 4)
+    assert limited.rate == pytest.approx(slower.rate, rel=1e-6)
+    assert limited.replicas == slower.replicas

@@ -91,3 +91,25 @@ def test_what_cannot_be_is_none():
 def test_a_deadline_that_has_passed_is_said():
     with pytest.raises(DeadlineExceeded, match="within -1 s"):
         highs.solve_milp(make_knapsack([1], [1], 1), np.zeros(1), Deadline(-1))
+
+
+def make_hard_program():
+    """Return a program that takes more branches than a few, and its cost."""
+    dice = np.random.default_rng(1)
+    weights = dice.integers(1, 100, (20, 40)).astype(float)
+    program = Program(
+        sparse.csc_array(weights), np.full(20, -np.inf), weights.sum(axis=1) // 3,
+        np.zeros(40), np.ones(40), np.ones(40),
+    )  # fmt: skip
+    return program, -dice.integers(50, 100, 40).astype(float)
+
+
+def test_a_search_ends_after_its_branches_with_what_it_found():
+    program, cost = make_hard_program()
+
+    first, again = (highs.solve_milp(program, cost, Deadline(60), branches=5) for _ in range(2))
+
+    assert not first.proven
+    assert first.bound < first.value
+    assert again.value == first.value
+    assert list(again.x) == list(first.x)

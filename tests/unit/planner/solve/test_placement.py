@@ -60,8 +60,7 @@ def test_busy_takers_get_a_part_of_what_another_node_could_keep():
     }
 
 
-def test_the_least_traffic_crosses_nodes(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(placement, "_IMPROVE_SECONDS", 60.0)  # a busy machine must not cut the search short
+def test_the_least_traffic_crosses_nodes():
     gain_count = 0
     for seed in range(25):
         dice = random.Random(seed)
