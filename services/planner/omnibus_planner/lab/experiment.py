@@ -1,10 +1,13 @@
 """Experiments and their findings, as data."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import inf
 from typing import Literal, NamedTuple
 
 import msgspec
 
+#: Name of the planner's own plan in figures.
+PLANNED = "planned"
 #: A value of a table: text, or a number with three significant digits.
 Value = str | float | int
 
@@ -36,10 +39,28 @@ class Plot(msgspec.Struct, frozen=True):
     groups: tuple[str, ...] = ()
 
 
+class Margin(msgspec.Struct, frozen=True):
+    """Ratio of a plan to the best other system.
+
+    Both have the same goals and routing. ``where`` is the model, the workload or the goals, if there are several.
+    """
+
+    where: str
+    best: str
+    ratio: float
+
+
+def margin_of(where: str, rates: Mapping[str, float], system: str = PLANNED) -> Margin:
+    """Return the margin of ``system`` over the best of the others in ``rates``."""
+    best = max((name for name in rates if name != system), key=lambda name: rates[name])
+    return Margin(where, best, rates[system] / rates[best] if rates[best] else inf)
+
+
 class Findings(msgspec.Struct, frozen=True):
     """Findings of an experiment.
 
-    ``conditions`` describe the simulation, and ``remarks`` the reasons for different figures.
+    ``conditions`` describe the simulation, ``remarks`` the reasons for different figures, and ``margins`` compare
+    plans with the best other system.
     """
 
     conditions: tuple[str, ...]
@@ -47,6 +68,7 @@ class Findings(msgspec.Struct, frozen=True):
     tables: tuple[Table, ...] = ()
     plots: tuple[Plot, ...] = ()
     remarks: tuple[str, ...] = ()
+    margins: tuple[Margin, ...] = ()
 
 
 class Experiment(NamedTuple):

@@ -28,6 +28,7 @@ from omnibus_planner.lab.staged_cluster import (
     WORDS,
     D,
     P,
+    Replay,
     StagedShape,
     StageGoals,
     StageStop,
@@ -79,11 +80,14 @@ def route(setting: StageGoals, replicas: Mapping[str, int]) -> StagedShape | Non
 
 
 def judge(
-    setting: StageGoals, replicas: Mapping[str, int], beyond: float = 0.0, lasts: float = 60.0, precision: float = 0.1
+    setting: StageGoals,
+    replicas: Mapping[str, int],
+    replay: Replay = Replay(),  # noqa: B008 a constant
+    beyond: float = 0.0,
 ) -> float:
     """Return the goodput of ``replicas`` per GPU; ``beyond`` if it is not higher."""
     shape = route(setting, replicas)
-    return 0.0 if shape is None else goodput(shape, setting, lasts, precision, beyond)
+    return 0.0 if shape is None else goodput(shape, setting, replay, beyond)
 
 
 def proposals(setting: StageGoals) -> Iterator[Mapping[str, int]]:
@@ -99,12 +103,13 @@ def proposals(setting: StageGoals) -> Iterator[Mapping[str, int]]:
     yield {ALL: GPUS}
 
 
-def planned(setting: StageGoals = TEXTCAPS, lasts: float = 60.0, precision: float = 0.1) -> tuple[StagedShape, float]:
-    """Return the planned shape and its goodput per GPU."""
+def planned(setting: StageGoals = TEXTCAPS, replay: Replay = Replay()) -> tuple[StagedShape, float]:  # noqa: B008
+    """Return the planned shape and its goodput per GPU, by the requests that chose it."""
     replicas, rate = improve_goodput(
         proposals(setting),
         dict.fromkeys(OPTIONS, 1),
-        lambda replicas, beyond: judge(setting, replicas, beyond, lasts, precision),
+        GPUS,
+        lambda replicas, beyond: judge(setting, replicas, replay, beyond),
     )
     shape = route(setting, replicas)
     if shape is None:
@@ -113,7 +118,9 @@ def planned(setting: StageGoals = TEXTCAPS, lasts: float = 60.0, precision: floa
 
 
 def best_listed(
-    setting: StageGoals, lasts: float = 60.0, precision: float = 0.1, beyond: float = 0.0
+    setting: StageGoals,
+    replay: Replay = Replay(),  # noqa: B008 a constant
+    beyond: float = 0.0,
 ) -> tuple[dict[str, int], float]:
     """Return the best shape of TriInfer's exhaustive search, and its goodput.
 
@@ -121,14 +128,15 @@ def best_listed(
     """
     best: dict[str, int] = {}
     for replicas in baselines.triinfer_shapes(GPUS):
-        found = judge(setting, replicas, beyond, lasts, precision)
+        found = judge(setting, replicas, replay, beyond)
         if found > beyond:
             best, beyond = replicas, found
     return best, beyond
 
 
 def chosen_method(
-    setting: StageGoals, lasts: float = 60.0, precision: float = 0.1
+    setting: StageGoals,
+    replay: Replay = Replay(),  # noqa: B008 a constant
 ) -> tuple[str, dict[str, int], float]:
     """Run TriInfer's Algorithm 2, and return its choice and goodput per GPU.
 
@@ -138,5 +146,5 @@ def chosen_method(
         solver_of(setting).frame,
         BY_STAGE,
         GPUS,
-        lambda replicas: judge(setting, replicas, lasts=lasts, precision=precision),
+        lambda replicas: judge(setting, replicas, replay),
     )

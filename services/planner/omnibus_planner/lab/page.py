@@ -4,10 +4,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, repeat
 
-from omnibus_planner.lab.experiment import Experiment, Value
+from omnibus_planner.lab.experiment import Experiment, Value, times
 from omnibus_planner.lab.registry import EXPERIMENTS, PAPERS
 from omnibus_planner.lab.results import LabResult, plot_name
 
+#: Ratio from which two systems count as equal: rates are found to a few percent.
+_EQUAL = 0.995
 _HEAD = """# The lab
 
 Omnibus builds on four papers. `omnibus lab` repeats their main experiments and prints each paper's figure next to
@@ -33,7 +35,7 @@ from the paper's own figures. Results are the same on every machine.
 
 def write_page(results: Mapping[str, LabResult]) -> str:
     """Return the page of all experiments with results."""
-    lines = [_HEAD, *_overview(results)]
+    lines = [_HEAD, *_overview(results), *_margin_lines(results)]
     for paper, title in PAPERS.items():
         mine = [each for each in EXPERIMENTS.values() if each.paper == paper and each.name in results]
         shared = _shared_conditions([results[each.name] for each in mine])
@@ -53,6 +55,23 @@ def _overview(results: Mapping[str, LabResult]) -> Iterator[str]:
         links = chain([f"[{name}](#{_anchor(EXPERIMENTS[name])})"], repeat(""))
         for link, claim in zip(links, result.findings.claims, strict=False):
             yield f"| {link} | {claim.what} | {claim.paper} | {claim.ours} |"
+
+
+def _margin_lines(results: Mapping[str, LabResult]) -> Iterator[str]:
+    """Yield the plans beside the best other system of each experiment, and those that lose."""
+    found = [(name, each) for name, result in results.items() for each in result.findings.margins]
+    if not found:
+        return
+    yield from ("", "## Plans beside the best other system", "")
+    yield "Goals, routing and requests are the same for both. The other system is the best of its experiment."
+    yield from ("", "| experiment | | best other | planned over it |", "|---|---|---|---|")
+    for name, each in found:
+        yield f"| [{name}](#{_anchor(EXPERIMENTS[name])}) | {each.where} | {each.best} | {times(each.ratio)} |"
+    yield from ("", "### Where plans do not win", "")
+    lost = [(name, each) for name, each in found if each.ratio < _EQUAL]
+    yield from (f"- {name}, {each.where or 'all'}: {times(each.ratio)} of {each.best}" for name, each in lost)
+    if not lost:
+        yield "In these experiments no other system serves more."
 
 
 def _shared_conditions(results: Sequence[LabResult]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """All experiments by name, in the order of the page."""
 
-from omnibus_planner.lab import modserve, modserve_day, modserve_load, omni, routing, strategies, triinfer
+from omnibus_planner.lab import modserve, modserve_day, modserve_load, omni, outputs, routing, strategies, triinfer
 from omnibus_planner.lab.experiment import Experiment
 
 #: Papers by a short name.
@@ -12,10 +12,13 @@ PAPERS = {
 
 _ALL = (
     Experiment("monolith", "Throughput of plans over monoliths", "planner", "Fig. 6", omni.compare_throughput),
+    Experiment("cells", "Cells of 8 and 16 GPUs", "planner", "Figs. 6b, 7", outputs.compare_cells),
     Experiment("latency", "Latency by request type", "planner", "Fig. 8, Table 2", omni.compare_latency),
     Experiment("workloads", "The best strategy differs", "planner", "Fig. 2", strategies.compare_workloads),
     Experiment("servegen", "Models with image input", "planner", "Fig. 9", strategies.compare_servegen),
     Experiment("strategies", "Controlled workloads", "planner", "Fig. 10, Table 3", strategies.compare_strategies),
+    Experiment("images", "Image output", "planner", "Section 7.3.3", outputs.compare_images),
+    Experiment("distribution", "Latency by deployment", "planner", "Fig. 11", strategies.compare_latency),
     Experiment("routing", "Static against dynamic routing", "planner", "Section 7.4", routing.compare_routing),
     Experiment("ratios", "Ratios of instances", "triinfer", "Fig. 5", triinfer.compare_ratios),
     Experiment("methods", "Methods by goals", "triinfer", "Fig. 6", triinfer.compare_methods),

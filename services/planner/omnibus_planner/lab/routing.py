@@ -66,8 +66,8 @@ def compare_routing() -> Findings:
             ),
         ),
         (
-            "3.7x is a property of slow queries that are asked one after the other, not of dynamic routing: with the "
-            "half millisecond that a request and its answer take over NATS, asking costs next to nothing.",
+            "3.7x is a property of slow queries in sequence, not of dynamic routing. A request and its reply over NATS "
+            "take half a millisecond. With that, the queries cost next to nothing.",
         ),
     )  # fmt: skip
 

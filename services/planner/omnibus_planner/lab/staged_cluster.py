@@ -8,7 +8,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import count, pairwise
-from math import log
+from math import inf, log
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,6 +21,8 @@ from omnibus.executor.sim.profile import kind_of
 from omnibus.executor.step_budget import largest_within_goal
 
 GPUS = 8
+#: Seconds of warm-up as a multiple of the goal for the first token.
+WARM_UP_GOALS = 1.0
 MET = 0.9  # of the requests, and of the gaps of a request: section 2.2
 
 # Sizes. An image of LLaVA-1.5 has 576 tokens (section 5.1). Figure 8 shows lengths without numbers: others are ours.
@@ -116,12 +118,16 @@ class StagedAgenda:
     def __init__(self) -> None:
         self._next: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = count()
+        self._stopped = False
+
+    def stop(self) -> None:
+        self._stopped = True
 
     def at(self, when: float, what: Callable[[float], None]) -> None:
         heapq.heappush(self._next, (when, next(self._numbers), what))
 
     def run(self) -> None:
-        while self._next:
+        while self._next and not self._stopped:
             when, _, what = heapq.heappop(self._next)
             what(when)
 
@@ -163,7 +169,7 @@ class StagedRequest:
         self._cluster = cluster
         self._steps = [(stage.option, part) for stage in stages for part in stage.parts]
         self._tokens = tokens
-        self._arrival = arrival
+        self.arrival = arrival
         self._here: StagedReplica | None = None
         self.times: list[float] = []
         self._next(0, arrival)
@@ -192,11 +198,12 @@ class StagedRequest:
         self.times.append(at)
         if answer.is_finished and self._here is not None:
             self._here.open -= 1
+            self._cluster.note_done(self)
 
     @property
     def first_token(self) -> float:
         """Seconds to the first token."""
-        return self.times[0] - self._arrival
+        return self.times[0] - self.arrival
 
     @property
     def token(self) -> float:
@@ -207,13 +214,13 @@ class StagedRequest:
         """Return True if the request was served in time."""
         # Times are sums of floats: a step of exactly the goal takes slightly longer.
         late = sum(after - before > setting.tbt + 1e-9 for before, after in pairwise(self.times))
-        return self.times[0] - self._arrival <= setting.ttft and late <= (1 - MET) * (len(self.times) - 1)
+        return self.times[0] - self.arrival <= setting.ttft and late <= (1 - MET) * (len(self.times) - 1)
 
 
 class StagedCluster:
-    """``shape`` with ``rate`` req/s for ``lasts`` seconds."""
+    """``shape`` with ``rate`` req/s for ``lasts`` seconds after warm-up. ``trace`` seeds its requests."""
 
-    def __init__(self, shape: StagedShape, setting: StageGoals, rate: float, lasts: float) -> None:
+    def __init__(self, shape: StagedShape, setting: StageGoals, rate: float, lasts: float, trace: int = 1) -> None:
         self.agenda = StagedAgenda()
         parts: dict[str, dict[str, None]] = {option: {} for option in shape.replicas}
         for way, _ in shape.ways:
@@ -227,20 +234,39 @@ class StagedCluster:
         self._requests: list[StagedRequest] = []
         self._sent = dict.fromkeys(range(len(shape.ways)), 0)
         self._shape, self._setting = shape, setting
-        draw, at = Draw("goodput", 1), 0.0
-        while (at := at - log(draw.uniform()) / rate) < lasts:
+        self._warm = WARM_UP_GOALS * setting.ttft
+        self._observed = self._missed = 0
+        self._allowed = inf
+        draw, at = Draw("goodput", trace), 0.0
+        while (at := at - log(draw.uniform()) / rate) < self._warm + lasts:
+            self._observed += at >= self._warm
             self.agenda.at(at, partial(self._send, CAPTION.draw_size(draw)))
 
     def _send(self, tokens: int, at: float) -> None:
         """Send a request along the path furthest below its share."""
         behind = min(self._sent, key=lambda way: (self._sent[way] + 1) / self._shape.ways[way][1])
         self._sent[behind] += 1
-        self._requests.append(StagedRequest(self, self._shape.ways[behind][0], tokens, at))
+        request = StagedRequest(self, self._shape.ways[behind][0], tokens, at)
+        if at >= self._warm:
+            self._requests.append(request)
+
+    def note_done(self, request: StagedRequest) -> None:
+        """Count a request that missed its goals; the run ends when too many did."""
+        if request.arrival >= self._warm and not request.is_met(self._setting):
+            self._missed += 1
+            if self._missed > self._allowed:
+                self.agenda.stop()
 
     def attainment(self) -> float:
         """Return the share of requests that were served in time."""
         self.agenda.run()
-        return sum(request.is_met(self._setting) for request in self._requests) / len(self._requests)
+        return 1.0 - self._missed / self._observed if self._observed else 1.0
+
+    def keeps_up(self) -> bool:
+        """Return True if enough requests were served in time."""
+        self._allowed = (1 - MET) * self._observed + 1e-9
+        self.agenda.run()
+        return self._missed <= self._allowed
 
     def mean_latencies(self) -> tuple[float, float]:
         """Return mean seconds to the first token, and between two tokens."""
@@ -250,28 +276,37 @@ class StagedCluster:
         ) / count
 
 
-def keeps_up(shape: StagedShape, setting: StageGoals, rate: float, lasts: float = 60.0) -> bool:
-    """Return True if enough of ``rate`` is in time.
+class Replay(NamedTuple):
+    """Requests that judge shapes: seconds of load after warm-up, precision in req/s per GPU, and the trace."""
 
-    ``rate`` is in req/s per GPU.
-    """
-    return StagedCluster(shape, setting, GPUS * rate, lasts).attainment() >= MET
+    lasts: float = 60.0
+    precision: float = 0.1
+    trace: int = 1
 
 
 def goodput(
-    shape: StagedShape, setting: StageGoals = TEXTCAPS, lasts: float = 60.0, precision: float = 0.1, beyond: float = 0.0
+    shape: StagedShape,
+    setting: StageGoals = TEXTCAPS,
+    replay: Replay = Replay(),  # noqa: B008 a constant
+    beyond: float = 0.0,
 ) -> float:
-    """Return the goodput in req/s per GPU: the highest multiple of ``precision``.
+    """Return the goodput in req/s per GPU: the highest multiple of the replay's precision.
 
     At this rate enough requests are in time. It is ``beyond`` if it is not higher.
     """
+    precision = replay.precision
+
+    def keeps_up(number: int) -> bool:
+        rate = GPUS * number * precision
+        return StagedCluster(shape, setting, rate, replay.lasts, replay.trace).keeps_up()
+
     low = round(beyond / precision)
     high = low + 1 if beyond else max(1, round(1.0 / precision))
-    while keeps_up(shape, setting, high * precision, lasts):
+    while keeps_up(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        if keeps_up(shape, setting, middle * precision, lasts):
+        if keeps_up(middle):
             low = middle
         else:
             high = middle

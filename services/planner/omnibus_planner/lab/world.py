@@ -15,9 +15,11 @@ import msgspec
 from omnibus.executor.sim.predict import TypeDemand, predict_performance
 from omnibus.executor.sim.profile import Profile, decode_profile
 from omnibus.plan import DeploymentOption, ModelPlan
+from omnibus.plan_goals import ModelGoals
 from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile
 from omnibus_planner.declared.model import DeclaredModel, Model
 from omnibus_planner.declared.planned_spec import GpuType, PlannedModel
+from omnibus_planner.optimize.goodput_search import Traffic
 from omnibus_planner.optimize.planner import Planner
 from omnibus_planner.optimize.promise import PromiseChecker
 from omnibus_planner.optimize.result import PlanningResult
@@ -46,6 +48,8 @@ _SIZES: dict[str, dict[str, Any]] = {"encode": {"tokens": {"any": 1}}} | {
 }
 #: Seconds in which a plan is solved and simulated again, as a number of simulated requests.
 _PLAN_SECONDS = 5.0
+#: The same with goals, for which requests are replayed.
+_REPLAY_SECONDS = 40.0
 #: Requests that measure the seconds of a role.
 _MEASURED_REQUESTS = 80
 
@@ -119,22 +123,30 @@ class LabModel:
         encoders = {part for part in whole if self.kinds[part] == "encode"}
         yield from dict.fromkeys(role for role in (whole, whole - encoders) if role)
 
-    def plan(self, gpus: int, **planned: Any) -> PlanningResult:
+    def plan(self, gpus: int, traffic: Traffic | None = None, **planned: Any) -> PlanningResult:
         """Return the plan for ``gpus`` GPUs.
 
-        It is simulated before it is promised, except plans by the rules of others.
+        It is simulated before it is promised, except plans by the rules of others. With goals, ``traffic`` judges it.
         """
-        planner = Planner({MODEL: self.declared(**planned)}, {MODEL: self.profile}, {GPU: GpuType(gpus, 80.0)}, {})
+        planner = self._planner(gpus, **planned)
         if planned.get("policy"):
             return planner.plan(explain=False)
-        return PromiseChecker(planner).plan(within=_PLAN_SECONDS)
+        within = _REPLAY_SECONDS if planned.get("goals") else _PLAN_SECONDS
+        return PromiseChecker(planner, traffic).plan(within=within)
+
+    def solve(self, gpus: int, **planned: Any) -> PlanningResult:
+        """Return the solver's plan for ``gpus`` GPUs, without a simulation."""
+        return self._planner(gpus, **planned).plan(explain=False)
+
+    def _planner(self, gpus: int, **planned: Any) -> Planner:
+        return Planner({MODEL: self.declared(**planned)}, {MODEL: self.profile}, {GPU: GpuType(gpus, 80.0)}, {})
 
     def route(self, replicas: Mapping[str, int]) -> PlanningResult:
-        """Return the plan that serves most over ``replicas`` by option."""
+        """Return the plan that serves most over ``replicas`` by option, each in all roles that it can have."""
         gpus = sum(self.options[name].gpus * count for name, count in replicas.items())
-        planner = Planner({MODEL: self.declared()}, {MODEL: self.profile}, {GPU: GpuType(gpus, 80.0)}, {})
+        planner = self._planner(gpus)
         running = self.declared().build_plan(self._deployed_options(replicas), {})
-        return planner.reroute_running({MODEL: running})
+        return planner.reroute_running({MODEL: running}, partial=False)
 
     def throughput(self, result: PlanningResult, rules: RoutingRules = RoutingRules()) -> float:  # noqa: B008
         """Return req/s in steady state at 105 % of the promised rate."""
@@ -166,16 +178,17 @@ class LabModel:
         arrivals: Iterable[Arrival],
         seconds: float,
         *,
-        goals: Mapping[str, float] | None = None,
+        goals: ModelGoals = ModelGoals(),  # noqa: B008 a constant
         rules: RoutingRules = RoutingRules(),  # noqa: B008 a constant
         warm_up: float = 0.0,
         seed: int = 1,
     ) -> SimulationOutcome:
         """Run ``plan`` on the devices."""
-        simulated = SimulatedPlan(
-            {MODEL: SimulatedModel(plan, self.devices)}, {MODEL: goals or {}}, NO_LIMITS, rules=rules
-        )
-        return simulate_plan(simulated, arrivals, seconds, seed=seed, warm_up=warm_up)
+        return simulate_plan(self.simulated(plan, goals, rules), arrivals, seconds, seed=seed, warm_up=warm_up)
+
+    def simulated(self, plan: ModelPlan, goals: ModelGoals, rules: RoutingRules) -> SimulatedPlan:
+        """Return ``plan`` on the devices; no request is rejected or late."""
+        return SimulatedPlan({MODEL: SimulatedModel(plan, self.devices)}, {MODEL: goals}, NO_LIMITS, rules=rules)
 
 
 def engine_times(

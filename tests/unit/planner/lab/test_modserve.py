@@ -2,61 +2,88 @@
 
 import pytest
 
-from omnibus_planner.lab import modserve_day, modserve_load
-from omnibus_planner.lab.modserve import LLAMA, build_model, run_system
+from omnibus_planner.lab import modserve_day, modserve_model
 from omnibus_planner.lab.modserve_day import TraceHour, compare_day, hour_model, plan_hour
 from omnibus_planner.lab.modserve_load import (
-    BY_WORK,
     FACTOR,
-    IN_TURN,
+    FIXED,
     MODSERVE,
     MONOLITH,
-    LoadedSystem,
+    PAPERS_MONOLITH,
+    STAGED,
+    build_baselines,
     compare_goals,
     compare_loads,
-    meets_tail_goals,
+    plan_system,
+)
+from omnibus_planner.lab.modserve_model import (
+    BY_WORK,
+    INTERNVL_26B,
+    LLAMA,
+    Judged,
+    LoadedSystem,
+    build_model,
+    is_in_time,
     most_load,
+    tail_goals,
 )
 from omnibus_planner.lab.registry import EXPERIMENTS
 from omnibus_planner.lab.workloads import TrafficMix
 from omnibus_planner.lab.world import MODEL
 
-REQUESTS = 200
 QUIET, BURST = TraceHour(90.0, 30.0, 2.0), TraceHour(60.0, 60.0, 8.0)
 
 
 @pytest.fixture(autouse=True)
-def coarsen_rates(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Determine rates roughly, from few requests."""
-    monkeypatch.setattr(modserve_load, "_REQUESTS", REQUESTS)
-    monkeypatch.setattr(modserve_load, "_PRECISION", 0.25)
-    monkeypatch.setattr(modserve_day, "_REQUESTS", REQUESTS)
+def shorten_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Determine rates from few requests."""
+    monkeypatch.setattr(modserve_model, "REQUESTS", 200)
+    monkeypatch.setattr(modserve_model, "HORIZON_GOALS", 4)
 
 
 def make_system(**replicas: int) -> LoadedSystem:
-    rules = IN_TURN if "M" in replicas else BY_WORK
-    return LoadedSystem(build_model(LLAMA).route(replicas).models[MODEL], rules)
+    return LoadedSystem(build_model(LLAMA).route(replicas).models[MODEL], BY_WORK)
+
+
+def find_most(factor: float = FACTOR, **replicas: int) -> float:
+    return most_load(LLAMA, make_system(**replicas), Judged(tail_goals(LLAMA, factor)), precision=0.25)
 
 
 def test_the_most_load_is_in_time_and_more_is_not():
-    system = make_system(E=3, S=1)
+    system, judged = make_system(E=3, S=1), Judged(tail_goals(LLAMA, FACTOR))
 
-    most = most_load(LLAMA, system, FACTOR)
+    most = most_load(LLAMA, system, judged, precision=0.25)
 
-    runs = [run_system(LLAMA, system.plan, system.rules, TrafficMix(rate), 8.0) for rate in (most, 2 * most)]
-    assert [meets_tail_goals(LLAMA, run, FACTOR) for run in runs] == [True, False]
+    assert [is_in_time(LLAMA, system, TrafficMix(rate), judged) for rate in (most, 2 * most)] == [True, False]
 
 
 def test_looser_goals_and_more_gpus_serve_more():
-    one, loose, two = (
-        most_load(LLAMA, make_system(M=count), factor) for count, factor in ((1, FACTOR), (1, 3 * FACTOR), (2, FACTOR))
-    )
+    one, loose, two = find_most(M=1), find_most(3 * FACTOR, M=1), find_most(M=2)
 
     assert 0 < one < min(loose, two)
 
 
 def test_goals_that_nothing_meets_leave_no_load():
-    assert most_load(LLAMA, make_system(M=1), 0.5) == 0.0
+    assert find_most(0.5, M=1) == 0.0
+
+
+def test_all_systems_but_the_papers_baseline_are_routed_alike():
+    baselines = build_baselines(LLAMA, 32)
+
+    assert list(baselines) == [PAPERS_MONOLITH, MONOLITH, STAGED, FIXED, MODSERVE]
+    assert {name for name, system in baselines.items() if system.rules != BY_WORK} == {PAPERS_MONOLITH}
+    assert baselines[PAPERS_MONOLITH].plan == baselines[MONOLITH].plan
+
+
+def test_the_plan_for_goals_serves_no_less_than_a_monolith_under_the_same_goals():
+    judged, precision = Judged(tail_goals(INTERNVL_26B, FACTOR)), 0.1
+
+    planned, monolith = (
+        most_load(INTERNVL_26B, system, judged, precision)
+        for system in (plan_system(INTERNVL_26B, 16, FACTOR), build_baselines(INTERNVL_26B, 16)[MONOLITH])
+    )
+
+    assert planned >= (1 - precision) * monolith > 0
 
 
 @pytest.mark.parametrize("system", [MONOLITH, MODSERVE])

@@ -1,12 +1,13 @@
 """Results of the lab are newer than their code. The page shows them exactly."""
 
 import sys
+from math import inf
 from pathlib import Path
 
 import pytest
 
 from omnibus_planner.lab.digest import code_digest
-from omnibus_planner.lab.experiment import Findings
+from omnibus_planner.lab.experiment import PLANNED, Findings, Margin, margin_of
 from omnibus_planner.lab.page import write_page
 from omnibus_planner.lab.registry import EXPERIMENTS, PAPERS
 from omnibus_planner.lab.results import (
@@ -92,3 +93,26 @@ def test_results_of_experiments_that_are_gone_are_removed(tmp_path: Path):
 
     assert [file.name for file in tmp_path.iterdir()] == [f"{name}.json"]
     assert name in stale_experiments(tmp_path)
+
+
+def make_result(**margins: float) -> LabResult:
+    found = tuple(Margin(where, "the rule", ratio) for where, ratio in margins.items())
+    return LabResult("0", 1.0, Findings(("as agreed",), (), margins=found))
+
+
+def test_the_page_names_where_plans_lose():
+    page = write_page({"loads": make_result(small=1.25, large=0.91, even=0.999)})
+
+    assert "| small | the rule | 1.25x |" in page
+    _, lost = page.split("### Where plans do not win")
+    assert "- loads, large: 0.91x of the rule" in lost
+    assert "even" not in lost.partition("##")[0]
+
+
+def test_a_page_on_which_plans_never_lose_says_so():
+    assert "no other system serves more" in write_page({"loads": make_result(small=1.0)})
+
+
+def test_a_margin_is_over_the_best_other_system():
+    assert margin_of("here", {PLANNED: 6.0, "a": 2.0, "b": 4.0}) == Margin("here", "b", 1.5)
+    assert margin_of("here", {PLANNED: 6.0, "a": 0.0}).ratio == inf
