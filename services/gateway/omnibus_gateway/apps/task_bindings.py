@@ -91,8 +91,13 @@ def missing_executor_reason(record: AppRecord, router: Router) -> str:
     """Return why an own unit task of the app cannot run; empty if all can."""
     owners = router.plan.task_owners() if router.plan is not None else {}
     for name, task in own_tasks(record).items():
-        if name not in owners:
-            return f"no plan has the unit task {name}: is a planner running?"
+        if name not in owners:  # its plan is staged until its executor is ready
+            fault = router.members.start_fault(task.model or name)
+            return (
+                f"the unit task {name} has no executor: its executor ended with {fault}"
+                if fault
+                else f"no plan has the unit task {name}: is a planner running?"
+            )
         if not any(_has_ready_executor(task, model, component, router) for model, component in owners[name]):
             faults = (router.members.start_fault(model) for model, _ in owners[name])
             fault = next(filter(None, faults), "")

@@ -164,13 +164,13 @@ class LoadReporter:
     def _model_counters(self, model: str, kind: str) -> LoadCounters:
         slot = self._slots.get((model, kind))
         if slot is None:
-            slot = self._slots[model, kind] = LoadCounters(self._model_goals(model))
+            slot = self._slots[model, kind] = LoadCounters(self._type_goals(model, kind))
         return slot
 
-    def _model_goals(self, model: str) -> Mapping[str, float]:
+    def _type_goals(self, model: str, kind: str) -> Mapping[str, float]:
         plan = self._router.plan
         model_plan = plan.models.get(model) if plan is not None else None
-        return model_plan.goals if model_plan is not None else {}
+        return model_plan.latency_goals.of_type(kind) if model_plan is not None else {}
 
     def _start_timer(self) -> None:
         if self._timer is None:
@@ -198,7 +198,7 @@ class LoadReporter:
                 loads.append((model, kind, slot.to_load()))
                 slot.clear()
             if plan is not self._goals_plan:
-                slot.goals = self._model_goals(model)
+                slot.goals = self._type_goals(model, kind)
         self._goals_plan = plan
         now = time.monotonic()
         seconds, self._told = now - self._told, now

@@ -79,8 +79,11 @@ class RequestAdmission:
 
     async def _wait_for_room(self, request: AdmissibleRequest, segment: Segment) -> bool:
         self._entrance = Entrance(self._resources.room, self._resources.loads)
-        assignment = self._resources.router.assign(segment.nodes, request.model)
-        if await self._entrance.wait(assignment, request.estimates, request.seconds_left):
+        router, seconds = self._resources.router, request.seconds_left
+        assignment = router.assign(segment.nodes, request.model)
+        if router.has_goals:
+            seconds = min(seconds, router.longest_wait(assignment))
+        if await self._entrance.wait(assignment, request.estimates, seconds):
             self._patient = True
             return True
         return False
@@ -100,14 +103,17 @@ class RequestAdmission:
         return self._entrance.leave() if self._entrance is not None else None
 
     def check_queue_time(self, request: AdmissibleRequest, route: ExecutorRoute) -> None:
-        """Reject a request that would miss its deadline. Raises ``Overloaded``.
+        """Reject a request that would miss its deadline, or that the plan has no credit for. Raises ``Overloaded``.
 
         A request that has begun continues, however long it takes. A request with a turn is in no executor's queue, so
         the time of others there does not matter.
         """
         if request.segments or self._patient or self._slot is not None:
             return
-        drains = self._resources.router.members.drain_rates(dict.fromkeys(route.executors))
+        members, executors = self._resources.router.members, dict.fromkeys(route.executors)
+        if members.has_credits:
+            members.check_credits(executors)
+        drains = members.drain_rates(executors)
         check_queue_time(drains, request.deadline - time.time(), self._resources.queue_seconds)
 
     def release(self, segments: Sequence[InflightInvocation]) -> CountedInvocation | None:

@@ -202,7 +202,7 @@ class WaitingRoom:
 
 
 def _is_spare(entry: ExecutorEntry) -> bool:
-    return 2 * (entry.own + entry.foreign) < (entry.status.slots or entry.status.credits)
+    return 2 * (entry.own + entry.foreign) < min(entry.status.slots or entry.credits, entry.credits)
 
 
 def _free_places(entry: ExecutorEntry, rows: int) -> float:

@@ -1,11 +1,12 @@
 """Table of the executors that can serve, from their status events alone."""
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 
 from omnibus.bus.heartbeats import EXECUTOR_LAST_RESORT_SECONDS, EXECUTOR_SUSPECT_SECONDS
 from omnibus.bus.messages import ExecutorStatus
+from omnibus.errors import Overloaded
 from omnibus_gateway.routing.draining import DrainRate
 
 #: Seconds that an executor may hold work without a step before its stage counts as stuck.
@@ -25,11 +26,15 @@ MAX_AVERAGED_INVOCATIONS = 1000
 
 
 class ExecutorPool:
-    """The executors of one option, and the mean work of an invocation."""
+    """The executors of one option, and the mean work of an invocation.
 
-    __slots__ = ("members", "sent", "turn", "work")
+    ``credits`` is the plan's limit of invocations in flight at each; 0 without one.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("credits", "members", "sent", "turn", "work")
+
+    def __init__(self, credits: int = 0) -> None:
+        self.credits = credits
         self.members: dict[str, ExecutorEntry] = {}
         self.turn = 0
         self.work = 0.0
@@ -99,9 +104,14 @@ class ExecutorEntry:
         return own + self.foreign * (own / self.own if self.own else 1.0)
 
     @property
+    def credits(self) -> int:
+        """Most invocations in flight: its own setting, or the plan's if that is lower."""
+        return min(self.status.credits, self.pool.credits or self.status.credits)
+
+    @property
     def available_credit(self) -> float:
         """Invocations that it can accept before it is busy, as estimated here."""
-        return self.status.credits - self.own - self.foreign
+        return self.credits - self.own - self.foreign
 
     def is_fit(self, now: float, within: float = EXECUTOR_SUSPECT_SECONDS) -> bool:
         """Return True if it is ready and sent a heartbeat recently."""
@@ -122,6 +132,9 @@ class ExecutorTable:
         self._members: dict[str, ExecutorEntry] = {}
         self._pools: dict[tuple[str, str], ExecutorPool] = {}
         self._faults: dict[tuple[str, str], str] = {}
+        self._credits: Mapping[tuple[str, str], int] = {}
+        #: True if the plan limits the invocations in flight at some executors.
+        self.has_credits = False
         #: Incremented when an executor joins, leaves, or changes its state.
         self.version = 0
 
@@ -144,7 +157,7 @@ class ExecutorTable:
             member.update_status(status, now)
             return False
         self.remove(status.id)
-        pool = self._pools.setdefault(kind, ExecutorPool())
+        pool = self._pools.setdefault(kind, ExecutorPool(self._credits.get(kind, 0)))
         self._members[status.id] = pool.members[status.id] = ExecutorEntry(status, now, pool)
         self.version += 1
         return False
@@ -158,6 +171,13 @@ class ExecutorTable:
         if not member.pool.members:
             del self._pools[member.status.model, member.status.option]
 
+    def use_credits(self, credits: Mapping[tuple[str, str], int]) -> None:
+        """Limit the invocations in flight at each executor to ``credits``, by model and option."""
+        self._credits = credits
+        self.has_credits = bool(credits)
+        for kind, pool in self._pools.items():
+            pool.credits = credits.get(kind, 0)
+
     def all_take(self, parameter: str) -> bool:
         """Return True if every executor's build accepts calls with ``parameter``."""
         return all(parameter in member.status.takes for member in self._members.values())
@@ -168,6 +188,17 @@ class ExecutorTable:
 
     def get(self, executor: str) -> ExecutorEntry | None:
         return self._members.get(executor)
+
+    def check_credits(self, executors: Iterable[str]) -> None:
+        """Raises ``Overloaded`` if one of ``executors`` has as many requests in flight as the plan allows."""
+        for id in executors:
+            member = self._members.get(id)
+            if member is not None and member.pool.credits and member.available_credit <= 0:
+                raise Overloaded(
+                    f"executor {id} has {member.credits} requests in flight, as many as keep the plan's goals: "
+                    "try again later",
+                    retry_after=member.drain.seconds_to_next_end() or 1.0,
+                )
 
     def drain_rates(self, executors: Iterable[str]) -> list[DrainRate]:
         """Return the drain rates of the known ``executors``."""

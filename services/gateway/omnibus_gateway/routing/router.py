@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import count
+from math import inf
 from os import urandom
 
 from omnibus import plan as plans
@@ -44,6 +45,8 @@ class Router:
         self.members = members
         self._nearness = nearness
         self._plan: Plan | None = None
+        #: True if some models of the plan have latency goals.
+        self.has_goals = False
         self._scope: PlanScope | None = None
         self._paths: dict[tuple[str, str], tuple[Path, ...]] = {}
         self._known_stages: dict[tuple[ModelPart, str], dict[str, list[int]]] = {}
@@ -80,6 +83,10 @@ class Router:
         self._cells.use_plan(plan)
         self.sampling.use_plan(plan)
         models = plan.models if plan is not None else {}
+        self.has_goals = any(model.latency_goals for model in models.values())
+        self.members.use_credits(
+            {(name, option): most for name, model in models.items() for option, most in model.credits.items()}
+        )
         self._update_adapters()
         self._origins = {
             (name, option): model.option_origin(option)
@@ -298,6 +305,12 @@ class Router:
                 stages.setdefault(path.options[component], []).append(node)
         return stages
 
+    def longest_wait(self, assignment: Assignment) -> float:
+        """Return the seconds that a request may wait before it misses a goal of its type; infinite without goals."""
+        models = self._plan.models if self._plan is not None else {}
+        known = [part for part in assignment.parts if part.model in models]
+        return min([models[part.model].longest_wait(part.used) for part in known], default=inf)
+
     def path_pools(self, part: ModelPart, path: Path) -> tuple[tuple[str, str], ...]:
         """Return the model and option of each stage's executors on ``path``."""
         return tuple(
@@ -343,17 +356,28 @@ class Router:
     def _first_live_path(
         self, part: ModelPart, candidates: Sequence[Path], exclude: frozenset[str]
     ) -> tuple[Path, dict[str, list[ExecutorEntry]]]:
-        """Return the first path whose options all have executors, and those executors."""
+        """Return the first path whose options all have executors, and those executors.
+
+        Executors with as many requests as the plan allows count only if each path has an option without others.
+        """
         missing: list[list[str]] = []
+        full: tuple[Path, dict[str, list[ExecutorEntry]]] | None = None
         for path in candidates:
             serving = {
                 option: self.serving_executors(part.model, option, exclude) for option in self._stages(part, path)
             }
             if all(serving.values()):
+                if self.members.has_credits:
+                    full = full or (path, serving)
+                    serving = {option: _with_credit(members) for option, members in serving.items()}
+                    if not all(serving.values()):
+                        continue
                 if path is not candidates[0] and part.model in self._cells.models:
                     self._cells.note_fallback(part.model, candidates[0], path)
                 return path, serving
             missing.append([component for component in part.used if not serving[path.options[component]]])
+        if full is not None:
+            return full
         ordered_components = [component for component in part.components if component in missing[0]]
         stage = next(
             (name for name in ordered_components if all(name in missing_components for missing_components in missing)),
@@ -420,6 +444,11 @@ class Router:
                     if states.get(component) != "ok":
                         states[component] = state
         return states
+
+
+def _with_credit(members: list[ExecutorEntry]) -> list[ExecutorEntry]:
+    """Return ``members`` of one option with fewer requests than the plan allows."""
+    return [each for each in members if each.available_credit > 0] if members[0].pool.credits else members
 
 
 def _split_option(option: str) -> tuple[str, str]:

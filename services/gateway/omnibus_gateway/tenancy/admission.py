@@ -32,7 +32,7 @@ class PlaceRequest(NamedTuple):
     """Request for places.
 
     ``left`` are the seconds until its deadline. A ``patient`` request waits that long, others for ``admit_wait`` at
-    most. ``pinned`` and ``pins`` are as for ``Router.route``."""
+    most, and not longer than the goals of their type. ``pinned`` and ``pins`` are as for ``Router.route``."""
 
     assignment: Assignment
     cost: RequestCost
@@ -91,6 +91,7 @@ class Admission:
         self._settings = settings
         self._limits = limits
         self._clock = clock
+        self._router = router
         self._queues: dict[str, ModelQueue] = {}
         self._places = ExecutorPlaces(settings, router, gateways, clock)
 
@@ -145,7 +146,9 @@ class Admission:
         self._start_ready()
         try:
             if turn.state == WAITING:
-                most = request.left if request.patient else min(request.left, self._settings.admit_wait)
+                most = request.left
+                if not request.patient:
+                    most = min(most, self._settings.admit_wait, self._router.longest_wait(request.assignment))
                 await self._wait_in_queue(fair, turn, woken, most)
         finally:
             if not request.patient:

@@ -129,8 +129,11 @@ class ExecutorPlaces:
         for member in self.router.members.fit_executors(*pool):
             status = member.status
             own = self._settings.admit or status.slots or status.credits
+            extra = max(0, min(count_spare_places(own), status.credits - own))
+            if member.pool.credits:
+                own = max(1, min(own, member.credits - extra))
             places += own
-            spare += max(0, min(count_spare_places(own), status.credits - own))
+            spare += extra
         gateways = self._gateways()
         return -(-places // gateways), -(-spare // gateways)
 

@@ -139,14 +139,28 @@ async def test_a_stream_counts_as_a_whole_answer_does(home: ToyGateway, load_lis
     assert set(load.quantities) == {"prompt_tokens", "completion_tokens"}
 
 
-@pytest.mark.parametrize(("seconds", "counts"), [(60.0, (2, 0)), (1e-9, (0, 2)), (0.0, (0, 0))])
-async def test_latencies_are_counted_and_held_against_the_goals_of_the_model(
-    home: ToyGateway, load_listener: Ear, seconds: float, counts: tuple[int, int]
+@pytest.mark.parametrize(
+    ("seconds", "types", "counts"),
+    [
+        (60.0, {}, (2, 0)),
+        (1e-9, {}, (0, 2)),
+        (0.0, {}, (0, 0)),
+        (60.0, {"thinker": {"first_token": 1e-9}}, (0, 2)),
+        (60.0, {"vision": {"first_token": 1e-9}}, (2, 0)),
+        (0.0, {"thinker": {"first_token": 60.0}}, (2, 0)),
+    ],
+)
+async def test_latencies_are_counted_and_held_against_the_goals_of_the_request_type(
+    home: ToyGateway,
+    load_listener: Ear,
+    seconds: float,
+    types: dict[str, dict[str, float]],
+    counts: tuple[int, int],
 ):
     await home.all_of(VL)
     assert home.router.plan is not None
     goals = {"first_token": seconds} if seconds else {}
-    models = {VL: msgspec.structs.replace(home.router.plan.models[VL], goals=goals)}
+    models = {VL: msgspec.structs.replace(home.router.plan.models[VL], goals=goals, type_goals=types)}
     home.router.plan = msgspec.structs.replace(home.router.plan, epoch=2, models=models)
 
     for _ in range(2):

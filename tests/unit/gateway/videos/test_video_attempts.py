@@ -148,13 +148,13 @@ async def test_a_store_at_its_limit_lets_a_video_go_on(
     tmp_path: Path, valkey_url: str, empty_store: None, redis_client: redis.Redis, caplog: pytest.LogCaptureFixture
 ):
     """It rejects new jobs, but still confirms leases and ends. Started work needs no other attempt."""
-    async with open_studio(tmp_path, valkey_url, video_lease=0.6) as place:
+    async with open_studio(tmp_path, valkey_url, video_lease=1.5) as place:
         place.toys.gate.clear()
         id = (await request_video(place.first, seed=5))["id"]
         try:
             await nodes.wait_until(lambda: place.toys.begun == {5: 1})
             await redis_client.config_set("maxmemory", 1)
-            await asyncio.sleep(3 * 0.6)  # leases
+            await asyncio.sleep(2 * 1.5)  # leases
             place.toys.gate.set()
 
             await wait_for_video(place.first, id, status="completed")

@@ -73,7 +73,7 @@ function options(name, model, now) {
     const found = now?.executors.find((other) => other.model === owner && other.option === own);
     const short = found && found.up < (found.wanted ?? 0);
     return [h("b", option), each.components.join(" + "), each.of ? `that of ${each.of}` : each.service, num(each.gpus ? String(each.gpus) : "–"),
-      num(each.of ? "" : String(each.replicas)), num(found ? (short ? badge(String(found.up), "bad") : String(found.up)) : "–")];
+      num(each.of ? "" : `${each.replicas}${each.credits ? ` (${each.credits} in flight)` : ""}`), num(found ? (short ? badge(String(found.up), "bad") : String(found.up)) : "–")];
   }));
 }
 
@@ -91,6 +91,7 @@ function expected(name, model) {
     facts([
       ["Expected", `${number(model.rate)} req/s${model.measured ? ", measured" : ""}`],
       ["Can be served", `${number(model.capacity)} req/s`],
+      model.promise?.curve ? ["Served in time by load", model.promise.curve.map((each) => `${part(each.load)} ${number(each.goodput)}`).join(", ") + " req/s"] : null,
       ["Goal", model.goal === "gpus" ? "the fewest GPUs" : "the most requests"],
       goals.length ? ["P99 goals", goals.join(", ")] : null,
       model.bottlenecks?.length ? ["Bottleneck", model.bottlenecks.join(", ")] : null,
