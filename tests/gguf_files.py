@@ -31,21 +31,32 @@ def write_llama(directory: Path, seed: int = 1) -> Path:
 
 
 def write_gguf(
-    checkpoint: Path, file: Path, dtype: str = "F32", architecture: str = "", template: bool = True, **metadata: Any
+    checkpoint: Path,
+    file: Path,
+    dtype: str = "F32",
+    architecture: str = "",
+    template: bool = True,
+    factors: np.ndarray | None = None,
+    **metadata: Any,
 ) -> Path:
     """Write the ``checkpoint`` of a language model as ``file``, with matrices in ``dtype``.
 
     ``architecture`` is that of the header if it is another one than the model's. ``metadata`` are further fields. Their
-    names have ``__`` for ``.``; a value replaces that of the checkpoint.
+    names have ``__`` for ``.``; a value replaces that of the checkpoint. ``factors`` are those of rotary positions.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     own = config["model_type"].removesuffix("_text").replace("_moe", "moe")
-    fields = {**dict(_read_fields(config, own)), **{name.replace("__", "."): each for name, each in metadata.items()}}
+    fields = {
+        **dict(_read_fields(config, architecture or own)),
+        **{name.replace("__", "."): each for name, each in metadata.items()},
+    }
     writer = gguf.GGUFWriter(file, architecture or own)
     writers = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for name, value in fields.items():
-        writers[type(value)](name, value)
+        writers.get(type(value), writer.add_array)(name, value)
     _add_tokenizer(writer, checkpoint, template, fields)
+    if factors is not None:
+        writer.add_tensor("rope_freqs.weight", factors)
     kind = gguf.GGMLQuantizationType[dtype]
     for name, weights in _stored_tensors(checkpoint, config, own):
         if weights.ndim == 1:  # norms stay as they are
@@ -82,9 +93,10 @@ def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, template: bool, fi
     writer.add_token_list(tokens)
     writer.add_token_types([3 if id in special else 1 for id in range(len(tokens))])
     writer.add_token_merges([" ".join(pair) for pair in state["model"]["merges"]])
-    writer.add_bos_token_id(tokens.index("<|im_start|>"))
-    writer.add_eos_token_id(tokens.index("<|im_end|>"))
-    writer.add_pad_token_id(tokens.index("<|endoftext|>"))
+    names = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    writer.add_bos_token_id(tokens.index(names.get("bos_token") or "<|im_start|>"))
+    writer.add_eos_token_id(tokens.index(names["eos_token"]))
+    writer.add_pad_token_id(tokens.index(names["pad_token"]))
     if "tokenizer.ggml.add_bos_token" not in fields:
         writer.add_add_bos_token(False)
     if template:
@@ -111,3 +123,27 @@ def _stored_tensors(checkpoint: Path, config: dict[str, Any], architecture: str)
         if architecture == "gpt2" and last in _TRANSPOSED and values.ndim > 1:
             values = np.ascontiguousarray(values.T)
         yield f"{stem}.{suffix}", values[0] if last == "ffn_gate_inp_shexp" else values
+
+
+def write_gguf_adapter(checkpoint: Path, adapter: Path, file: Path, **metadata: Any) -> Path:
+    """Write the PEFT ``adapter`` of a ``checkpoint`` as ``file``. ``metadata`` replace fields, see ``write_gguf``."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    peft = json.loads((adapter / "adapter_config.json").read_text())
+    own = config["model_type"]
+    fields = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": float(peft["lora_alpha"])}
+    fields |= {name.replace("__", "."): value for name, value in metadata.items()}
+    writer = gguf.GGUFWriter(file, fields.pop("general.architecture", own))
+    for name, value in fields.items():
+        (writer.add_string if isinstance(value, str) else writer.add_float32)(name, value)
+    [key] = [each for each, name in gguf.MODEL_ARCH_NAMES.items() if name == own]
+    names = gguf.get_tensor_name_map(key, config["num_hidden_layers"])
+    for name, values in load_file(adapter / "adapter_model.safetensors").items():
+        module, _, kind = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".lora_")
+        stem = names.get_name(module)
+        assert stem is not None, module
+        writer.add_tensor(f"{stem}.weight.lora_{kind.lower()}", values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file

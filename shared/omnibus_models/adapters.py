@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from omnibus.checkpoints.adapters import DOWN_SUFFIX, PREFIX, UP_SUFFIX, LoraAdapter, read_adapter
 from omnibus.errors import BadRequest
+from omnibus_models.int8_weights import Int8Linear
 from omnibus_models.packed_weights import PACKED_LINEAR
 
 #: Parts of a path that may enclose a language model's layers in the trained model, for all classes.
@@ -178,7 +179,7 @@ def match_modules(decoder: Any, adapter: LoraAdapter) -> dict[str, str]:
     """
     if getattr(decoder, "crossed", ()):
         raise BadRequest(f"adapter {adapter.directory}: models with cross-attention to images support no LoRA")
-    kinds = (nn.Linear, *PACKED_LINEAR, AdaptedLinear)
+    kinds = (nn.Linear, *PACKED_LINEAR, Int8Linear, AdaptedLinear)
     layers = {path: layer for path, layer in decoder.backbone.named_modules() if type(layer) in kinds}
     return {module: _match_module(adapter, module, layers) for module in adapter.modules}
 

@@ -15,9 +15,13 @@ import torch
 from tqdm.auto import tqdm
 from transformers import modeling_gguf_pytorch_utils
 
-from omnibus.checkpoints.gguf_header import is_gguf, read_gguf_header, require_convertible
+from omnibus.checkpoints.gguf_header import is_gguf, read_gguf_header, require_convertible, require_language_model
 from omnibus.errors import Fatal
 
+# The library does not know the language model of Qwen2-VL, whose fields and weights are those of Qwen2.
+_FIELD_NAMES = modeling_gguf_pytorch_utils.GGUF_TO_TRANSFORMERS_MAPPING["config"]
+_FIELD_NAMES["qwen2vl"] = _FIELD_NAMES["qwen2"]
+modeling_gguf_pytorch_utils.GGUF_SUPPORTED_ARCHITECTURES.append("qwen2vl")
 # Keep the service's log free of the progress bar of dequantisation.
 modeling_gguf_pytorch_utils.tqdm = partial(tqdm, disable=True)
 
@@ -53,10 +57,12 @@ def _prepare_reader() -> None:
 def _read_fields(checkpoint: Path, size: int, modified: int) -> dict[str, Any]:
     """Return the fields of the configuration, whose reading takes seconds. A changed file is read again."""
     header = read_gguf_header(checkpoint)
-    require_convertible(header)
+    require_language_model(header)
     _prepare_reader()
     fields: dict[str, Any] = modeling_gguf_pytorch_utils.load_gguf_checkpoint(str(checkpoint))["config"]
     sizes = {name: header.field(field) for field, name in _SIZES.items()}
+    if header.architecture == "qwen2vl":
+        fields["model_type"] = header.model_type
     return {**{name: size for name, size in sizes.items() if size is not None}, **fields}
 
 
@@ -79,7 +85,11 @@ def load_tokenizer(checkpoint: Path) -> Any:
 
 
 def read_weights(cls: Any, config: Any, checkpoint: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return the weights of a file for a model of ``cls``, in ``dtype`` and by the library's names."""
+    """Return the weights of a file for a model of ``cls``, in ``dtype`` and by the library's names.
+
+    Raises ``BadRequest`` for a file that the library loads as another model.
+    """
+    require_convertible(read_gguf_header(checkpoint))
     with torch.device("meta"):
         module = cls(config)
     state: dict[str, torch.Tensor] = modeling_gguf_pytorch_utils.load_gguf_checkpoint(

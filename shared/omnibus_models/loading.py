@@ -14,12 +14,14 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
 from omnibus import errors
 from omnibus.checkpoints.gguf_header import is_gguf
 from omnibus_models import gguf_checkpoint
 from omnibus_models.attention_kernels import share_key_heads
+from omnibus_models.late_imports import skeletons_on_cpu
 
 M = TypeVar("M", bound=PreTrainedModel)
 
@@ -160,6 +162,14 @@ def pruned_class(cls: type[M], drop: Sequence[str]) -> type[M]:
             for path in drop:
                 remove_part(self, path)
             _untie_weights(self, drop)
+
+        @classmethod
+        def get_init_context(cls, *args: Any, **kwargs: Any) -> list[Any]:
+            contexts: list[Any] = super().get_init_context(*args, **kwargs)
+            if not skeletons_on_cpu.get():
+                return contexts
+            # Weights that the checkpoint lacks are initialized after its others are read, as on the meta device.
+            return [no_init_weights(), *(each for each in contexts if each != torch.device("meta"))]
 
     # The loader looks up the renames of a checkpoint's keys by the name of the class.
     PrunedModel.__name__, PrunedModel.__qualname__, PrunedModel.__module__ = (

@@ -88,7 +88,7 @@ def _pack_weight(weight: Tensor, parts: list[nn.Module]) -> None:
 
     ``parts`` are all modules that have it; with others among them, it stays plain.
     """
-    kinds = {type(part): part for part in parts if not part._forward_hooks and not part._forward_pre_hooks}
+    kinds = {type(part): part for part in parts if not has_hooks(part)}
     linear, table = kinds.get(nn.Linear), kinds.get(nn.Embedding)
     if linear is None or linear._parameters["weight"] is not weight or len(parts) != 1 + (table is not None):
         return
@@ -96,19 +96,26 @@ def _pack_weight(weight: Tensor, parts: list[nn.Module]) -> None:
         return
     if weight.dtype == torch.float32 and _packs_float32(weight, table):
         blocks = nn.Parameter(_cut_blocks(weight), requires_grad=False)
-        _replace_weight(linear, BlockedLinear, "blocks", blocks)
+        replace_weight(linear, BlockedLinear, blocks=blocks)
         if table is not None:
-            _replace_weight(table, BlockedEmbedding, "blocks", blocks)
+            replace_weight(table, BlockedEmbedding, blocks=blocks)
     elif weight.dtype == torch.bfloat16 and table is None and _packs_bfloat16():
         reordered_weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
-        _replace_weight(linear, OneDnnLinear, "packed", nn.Parameter(reordered_weight, requires_grad=False))
+        replace_weight(linear, OneDnnLinear, packed=nn.Parameter(reordered_weight, requires_grad=False))
 
 
-def _replace_weight(part: nn.Module, kind: type[nn.Module], name: str, stored: nn.Parameter) -> None:
+def has_hooks(part: nn.Module) -> bool:
+    """Return True if others change what ``part`` gets or returns."""
+    return bool(part._forward_hooks or part._forward_pre_hooks)
+
+
+def replace_weight(part: nn.Module, kind: type[nn.Module], **stored: nn.Parameter) -> None:
+    """Make ``part`` one of ``kind``, with ``stored`` parameters instead of its weight."""
     # In place, because heads and copies of models refer to the same layers.
     del part._parameters["weight"]
     part.__class__ = kind
-    part.register_parameter(name, stored)
+    for name, parameter in stored.items():
+        part.register_parameter(name, parameter)
 
 
 def _cut_blocks(weight: Tensor) -> Tensor:

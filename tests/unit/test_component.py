@@ -1,6 +1,9 @@
 """Common behaviour of runners: loading does not count as work, and closing leaves no thread."""
 
+import asyncio
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +12,7 @@ import torch
 
 from omnibus.executor.runner import Runner
 from omnibus.executor.settings import ExecutorSettings
+from omnibus_engines import component
 from omnibus_engines import registry as engines
 from omnibus_engines.component import Compute
 from omnibus_models import tiny
@@ -74,3 +78,40 @@ async def test_calls_are_made_one_after_another_without_gradients_and_are_timed(
     assert result[1].startswith("compute")
     assert compute.clock.seconds > 0.0
     await compute.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux" or component._find_pause() is None, reason="needs the threads of OpenMP")
+async def test_threads_that_help_end_when_there_is_nothing_to_compute():
+    """They would slow down every other thread that computes."""
+    compute, numbers = Compute("encoder", 3), torch.ones(1 << 20)
+    await compute(torch.ones, 1)
+    others = thread_ids()
+    for _ in range(2):  # a thread whose helpers have ended starts others
+        assert float((await compute(lambda: numbers + 1)).sum()) == 2 << 20
+        helpers = thread_ids() - others
+        assert len(helpers) == 2
+        async with asyncio.timeout(10):
+            while helpers & thread_ids():
+                await asyncio.sleep(0.05)
+    await compute.close()
+
+
+def thread_ids() -> set[str]:
+    return {each.name for each in Path("/proc/self/task").iterdir()}
+
+
+async def test_they_stay_while_calls_follow_each_other(monkeypatch):
+    ended: asyncio.Queue[str] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(component, "_IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(
+        component, "end_helpers", lambda: loop.call_soon_threadsafe(ended.put_nowait, threading.current_thread().name)
+    )
+    single, several = Compute("single", 1), Compute("several", 2)
+    for _ in range(5):
+        await asyncio.gather(single(time.sleep, 0), several(time.sleep, 0))
+
+    async with asyncio.timeout(10):
+        assert (await ended.get()).startswith("several")
+    assert ended.empty()
+    await asyncio.gather(single.close(), several.close())

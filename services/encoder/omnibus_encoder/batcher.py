@@ -86,7 +86,10 @@ class Batcher:
         self._raise_if_failed()
         entry, kind = QueuedItem(self, item), (self, item.modality)
         self._schedule.kinds.setdefault(kind, self.budget)
-        self._schedule.add_media(entry, entry.tokens, time.monotonic(), kind, entry.clock.tenant)
+        clock = entry.clock
+        self._schedule.add_media(
+            entry, entry.tokens, time.monotonic(), kind, clock.tenant, clock.came, continues=clock.continues
+        )
         self._wake_loop()
         try:
             return await entry.result

@@ -8,6 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from omnibus.checkpoints.gguf_header import find_projectors, is_gguf
+
 #: Larger files of a checkpoint count by size and time; smaller ones, such as configurations, by their content.
 _MAX_HASHED_FILE_BYTES = 1 << 20
 
@@ -47,9 +49,11 @@ def _hash_part(hasher: Any, part: bytes) -> None:
 
 def _checkpoint_revision(checkpoint: Path) -> Iterable[str]:
     """Yield texts that identify a version of a checkpoint, without reading weights."""
-    for path in sorted(file for file in checkpoint.rglob("*") if file.is_file()):
+    root = checkpoint.parent if is_gguf(checkpoint) else checkpoint
+    whole = [checkpoint, *find_projectors(root)] if is_gguf(checkpoint) else checkpoint.rglob("*")
+    for path in sorted(file for file in whole if file.is_file()):
         about = path.stat()
         content = (
             sha256(path.read_bytes()).hexdigest() if about.st_size <= _MAX_HASHED_FILE_BYTES else str(about.st_mtime_ns)
         )
-        yield f"{path.relative_to(checkpoint)}\n{about.st_size}\n{content}"
+        yield f"{path.relative_to(root)}\n{about.st_size}\n{content}"

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from omnibus.checkpoints.gguf_header import is_gguf
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Job
 from omnibus_encoder.media_encoder import EncodeSettings
@@ -21,6 +22,7 @@ from omnibus_encoder.text_runner import TextRunner, read_json
 from omnibus_engines.component import ComponentSource, M, run_in_pool
 from omnibus_models.contract import Prepared, TextEmbedder, Thinker
 from omnibus_models.device_copy import copy_to_host
+from omnibus_models.llama_cpp import library
 
 _POOLINGS = ("mean", "last")
 
@@ -59,6 +61,11 @@ class SentenceRunner(_EmbeddingRunner[TextEmbedder]):
 
     def __init__(self, family: str, checkpoint: Path, device: str, dtype: str, settings: EncodeSettings) -> None:
         super().__init__(ComponentSource("embedder", family, checkpoint, device, dtype), settings)
+
+    async def load(self) -> None:
+        if is_gguf(self._source.checkpoint):
+            await library.require_loadable(self._source.checkpoint)
+        await super().load()
 
     def _read_options(self, job: Job) -> str | None:
         if job.inputs.get("pooling") is not None:

@@ -1,10 +1,13 @@
 """The base of runners: one component of a model in one compute thread, so that the event loop stays free."""
 
 import asyncio
+import ctypes
 import warnings
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
@@ -21,6 +24,9 @@ from omnibus_models.families import load_family as find
 P = ParamSpec("P")
 R = TypeVar("R")
 M = TypeVar("M", bound=ModelComponent)
+
+_IDLE_SECONDS = 0.1  # until a thread without a call ends its helpers
+_SOFT_PAUSE = 1  # omp_pause_soft of OpenMP 5.0
 
 # Tensors are read from shared memory that is mapped read-only, and are never written here.
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
@@ -50,17 +56,26 @@ class Compute:
     """Calls functions one after another in one thread, without gradients. ``threads`` are torch's.
 
     ``clock`` measures the seconds they took. On a GPU named as ``device`` they run in a separate stream. If ``billed``,
-    the seconds are charged to jobs, see ``omnibus.executor.job_clock``.
+    the seconds are charged to jobs, see ``omnibus.executor.job_clock``. Threads that help in parallel operations end
+    when there is nothing to compute, see ``end_helpers``.
     """
 
     def __init__(self, name: str, threads: int, device: str = "", *, billed: bool = False) -> None:
         self.clock = Stopwatch()
         self._bill = ComputeBill() if billed else None
+        self._calls, self._has_helpers = 0, threads != 1
+        self._idle: asyncio.TimerHandle | None = None
         self._pool = ThreadPoolExecutor(1, name, torch.set_num_threads, (threads,))
         self._stream = cuda_stream.own_stream(device)
 
     async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await run_in_pool(self._pool, self._call_timed, charged_jobs(), function, args, kwargs)
+        self._calls += 1
+        try:
+            return await run_in_pool(self._pool, self._call_timed, charged_jobs(), function, args, kwargs)
+        finally:
+            self._calls -= 1
+            if self._has_helpers:
+                self._await_idleness()
 
     def reset_clock(self) -> None:
         """Reset the clock, discarding the time computed so far."""
@@ -70,7 +85,19 @@ class Compute:
 
     async def close(self) -> None:
         """Wait for the call in progress and end the thread."""
+        self._has_helpers = False
+        if self._idle is not None:
+            self._idle.cancel()
         await asyncio.to_thread(self._pool.shutdown, cancel_futures=True)
+
+    def _await_idleness(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_idle_helpers)
+
+    def _end_idle_helpers(self) -> None:
+        if not self._calls:
+            self._pool.submit(end_helpers)
 
     @torch.inference_mode()
     def _call_timed(
@@ -83,6 +110,26 @@ class Compute:
         finally:
             if self._bill is not None:
                 self._bill.add_seconds(self.clock.seconds - before, *jobs)
+
+
+def end_helpers() -> None:
+    """End the threads that help the calling one in parallel operations. The next such operation starts others.
+
+    GNU's OpenMP starts them for each calling thread. Once there are more of them in a process than cores, each sleeps
+    between two operations, also those of another thread that computes alone: decode steps then take 1.5 times as long.
+    """
+    pause = _find_pause()
+    if pause is not None:
+        pause(_SOFT_PAUSE)
+
+
+@lru_cache(1)
+def _find_pause() -> Callable[[int], int] | None:
+    """Return ``omp_pause_resource_all`` of torch's OpenMP, None if it has none."""
+    with suppress(OSError, AttributeError):
+        function: Callable[[int], int] = ctypes.CDLL(torch._C.__file__).omp_pause_resource_all
+        return function
+    return None
 
 
 class ComponentSource(NamedTuple):

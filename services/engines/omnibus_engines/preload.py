@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from omnibus.errors import OmnibusError
-from omnibus.executor.settings import ExecutorSettings
+from omnibus.executor.settings import ExecutorSettings, float_dtype
 from omnibus.settings import read_settings
 from omnibus_engines.component import PRELOADED, ComponentSource, file_stamps
 from omnibus_models import families, late_imports
@@ -46,7 +46,7 @@ def prepare_models(declarations: str) -> None:
             with suppress(ModuleNotFoundError):
                 importlib.import_module(name)
         for model in small.values():
-            _load_components(model, settings.dtype)
+            _load_components(model, float_dtype(settings.dtype))
 
 
 def _load_components(model: Mapping[str, Any], dtype: str) -> None:

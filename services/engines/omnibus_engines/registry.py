@@ -11,10 +11,10 @@ from weakref import WeakValueDictionary
 from msgspec import structs
 
 from omnibus import checkpoints
-from omnibus.checkpoints.gguf_header import is_gguf, read_gguf_header
+from omnibus.checkpoints.gguf_header import MULTIMODAL, find_projector, is_gguf, read_gguf_header, require_embedder
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Runner
-from omnibus.executor.settings import ExecutorSettings, LlamaCppSettings, VllmSettings
+from omnibus.executor.settings import INT8, ExecutorSettings, LlamaCppSettings, VllmSettings, float_dtype
 from omnibus.executor.step_budget import StepGoals
 from omnibus.families import catalog
 from omnibus.settings import read_settings
@@ -70,6 +70,8 @@ def _shared_vllm_core(component: str, settings: ExecutorSettings) -> "VllmCore":
     halves = component != "thinker"
     core = _engines.get((settings, halves))
     if core is None or core.closed:
+        if settings.dtype == INT8:
+            raise BadRequest("dtype int8 is for omnibus_engines:transformers: set OMNIBUS_VLLM_QUANTIZATION for vLLM")
         own = read_settings(VllmSettings)
         _check_vllm_settings(own, halves, bool(settings.ttft or settings.tbt))
         checkpoint = checkpoints.resolve_checkpoint(settings.checkpoint)
@@ -119,21 +121,29 @@ def _check_vllm_settings(own: VllmSettings, halves: bool, goals: bool) -> None:
 
 
 def llama_cpp(component: str, settings: ExecutorSettings) -> Runner:
-    """Return llama.cpp for a language model in a GGUF file.
+    """Return llama.cpp for a language model, the encoder of its images, or an embedder in a GGUF file.
 
     Raises ``BadRequest`` for other components and checkpoints.
     """
-    if component != "thinker":
-        raise BadRequest(f"llama.cpp runs whole language models, the component thinker, not {component!r}")
-    from omnibus_llm.engine.llama_cpp_core import LlamaCppCore
-    from omnibus_llm.runners.thinker import ThinkRunner
-
+    if component not in ("thinker", "encoder", "embedder"):
+        raise BadRequest(f"llama.cpp runs the components thinker, encoder and embedder, not {component!r}")
     file = checkpoints.resolve_checkpoint(settings.checkpoint)
     if not is_gguf(file):
         raise BadRequest(f"{file} is not a GGUF file: name one, or use omnibus_engines:transformers")
-    read_gguf_header(file)  # llama.cpp may end the process at a file that is not whole
+    header = read_gguf_header(file)  # llama.cpp may end the process at a file that is not whole
+    if component == "embedder":
+        require_embedder(header)
+        return _make_embedder(component, settings)
+    if component == "encoder":  # its loop is not that of the language model, whatever the goals
+        return _make_encoder(component, structs.replace(settings, ttft=0.0, tbt=0.0))
+    from omnibus_llm.engine.llama_cpp_core import LlamaCppCore
+    from omnibus_llm.runners.thinker import ThinkRunner
+
     kv_bytes = read_settings(LlamaCppSettings).kv_mib << 20
-    return ThinkRunner(LlamaCppCore(file, settings.device, _think_settings(settings), kv_bytes))
+    sees = settings.family == MULTIMODAL
+    if sees and find_projector(file) is None:
+        raise BadRequest(f"no projector (mmproj*.gguf) that fits is next to {file}: put it there, or declare causal_lm")
+    return ThinkRunner(LlamaCppCore(file, settings.device, _think_settings(settings), kv_bytes, sees=sees))
 
 
 def sim(component: str, settings: ExecutorSettings) -> Runner:
@@ -210,6 +220,7 @@ def _think_settings(settings: ExecutorSettings) -> "ThinkSettings":
         beside=_shares_loop(settings),
         decodes=not _hosted_makers(settings).isdisjoint({_make_thinker, _make_decode}),
         graphs=settings.graphs,
+        int8=settings.dtype == INT8,
         kept_bytes=settings.prompt_cache_mib << 20,
         adapters=_adapter_directories(settings),
         loadable=_loadable_adapters(settings),
@@ -331,7 +342,8 @@ def _checkpoint_source(settings: ExecutorSettings) -> tuple[str, Path, str, str]
 
     Raises ``NotFound`` for a hub checkpoint that is not in the local cache.
     """
-    return settings.family, checkpoints.resolve_checkpoint(settings.checkpoint), settings.device, settings.dtype
+    checkpoint = checkpoints.resolve_checkpoint(settings.checkpoint)
+    return settings.family, checkpoint, settings.device, float_dtype(settings.dtype)
 
 
 def _adapter_directories(settings: ExecutorSettings) -> dict[str, Path]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from omnibus.checkpoints.gguf_header import is_gguf
 from omnibus.checkpoints.report import TrialReport
 from omnibus.errors import Fatal
 from omnibus.process import run_module
@@ -33,7 +34,7 @@ def repeat_trial(checkpoint: Path) -> TrialReport:
 
     family = family_of(checkpoint)
     component = _TRIED.get("multimodal_lm" if family.name in MULTIMODAL else family.name)
-    if component is None:
+    if component is None or (component == "thinker" and family.name != "causal_lm" and is_gguf(checkpoint)):
         return TrialReport(family.name, True, "no trial: the family has code of its own, which tests compare")
     with verdicts.repeat_trials() as comparisons:
         try:

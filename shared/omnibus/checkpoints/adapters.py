@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from omnibus.checkpoints import safetensors
+from omnibus.checkpoints.gguf_header import is_gguf
 from omnibus.errors import BadRequest
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
@@ -60,6 +61,8 @@ def read_adapter(directory: Path) -> LoraAdapter:
 
 def _read_config(directory: Path) -> dict[str, Any]:
     path = directory / CONFIG_FILE
+    if is_gguf(directory):
+        raise BadRequest("it is GGUF, which only omnibus_engines:llama_cpp applies, and only to a model in GGUF")
     if not path.is_file():
         raise BadRequest(f"it has no {CONFIG_FILE}; an adapter is a directory as PEFT's `save_pretrained` writes it")
     try:

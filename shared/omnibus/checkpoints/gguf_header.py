@@ -6,7 +6,8 @@ The reader of the package ``gguf`` takes seconds for the tokens of a vocabulary,
 import mmap
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +20,29 @@ MODEL_TYPES: Mapping[str, str] = {
     **{name: name for name in ("gemma2", "gpt2", "llama", "phi3", "qwen2", "qwen3", "stablelm", "starcoder2")},
     "gemma3": "gemma3_text",
     "qwen2moe": "qwen2_moe",
+    "qwen2vl": "qwen2",  # of texts alone, positions are plain
     "qwen3moe": "qwen3_moe",
 }
+#: The engine of GGUF files on a CPU.
+LLAMA_CPP = "omnibus_engines:llama_cpp"
+#: Family of embedders, and architectures of text encoders of which llama.cpp gives the model's own vectors.
+EMBEDDERS, ENCODERS = "sentence_encoder", frozenset({"bert", "nomic-bert"})
+#: Names of poolings by their numbers in the format, and those of a vector for each text.
+_POOLINGS = ("none", "mean", "cls", "last", "rank")
+_VECTOR_POOLINGS = ("mean", "cls", "last")
+#: Part of the names of files with an encoder of media, and their architecture.
+_PROJECTOR, _PROJECTOR_ARCHITECTURE = "mmproj", "clip"
+#: Types of projectors that tests compare: the architecture of their language models, and the tensor with its width on
+#: an axis. The width in the metadata is another one in older files.
+_PROJECTORS = {
+    "gemma3": ("gemma3", "mm.input_projection.weight", 1),
+    "idefics3": ("llama", "mm.model.fc.weight", 0),
+    "mlp": ("llama", "mm.2.weight", 0),
+    "qwen2vl_merger": ("qwen2vl", "mm.2.weight", 0),
+    "qwen2.5vl_merger": ("qwen2vl", "mm.2.weight", 0),
+}
+#: Family of language models with a projector.
+MULTIMODAL = "multimodal_lm"
 #: Layers of Gemma 2 27B, which scales its attention by a number of its own.
 _GEMMA2_LARGE = 46
 #: Name, values of a block and its bytes of each type of tensors, by its number.
@@ -65,6 +87,27 @@ class GgufHeader(NamedTuple):
         """Type of the model in transformers' words, such as ``qwen2_moe``. It is the architecture if unknown there."""
         return MODEL_TYPES.get(self.architecture, self.architecture)
 
+    @property
+    def pooling(self) -> str:
+        """Name of the pooling of hidden rows, such as ``mean``; empty if the file has none."""
+        number = self.field("pooling_type")
+        return "" if number is None else dict(enumerate(_POOLINGS)).get(number, f"number {number}")
+
+    @property
+    def is_embedder(self) -> bool:
+        """True if the model gives a vector for each text.
+
+        It is a text encoder, or a language model that pools its rows.
+        """
+        return self.architecture in ENCODERS or self.pooling not in ("", "none")
+
+    @property
+    def scaling(self) -> str:
+        """The field or tensor by which positions are scaled; empty without one."""
+        kind = self.field("rope.scaling.type")
+        factors = next((tensor for tensor in self.tensors if tensor.startswith(_ROPE_FACTORS)), "")
+        return factors or ("" if kind in (None, "none") else f"rope.scaling.type {kind}")
+
     def field(self, name: str) -> Any:
         """Return the value of the architecture's field ``name``, such as ``context_length``, or None."""
         return self.metadata.get(f"{self.architecture}.{name}")
@@ -88,23 +131,103 @@ def read_gguf_header(path: Path) -> GgufHeader:
         raise BadRequest(f"{path.name} is truncated or not a GGUF file: download it again") from None
 
 
-def require_convertible(header: GgufHeader) -> None:
-    """Raise ``BadRequest`` if transformers cannot load the language model of the file, or loads another one."""
-    name, architecture = header.path.name, header.architecture
-    if architecture not in MODEL_TYPES:
+def require_embedder(header: GgufHeader) -> None:
+    """Raise ``BadRequest`` unless the file has a known embedder."""
+    name, pooling = header.path.name, header.pooling
+    _require_known(header, {*MODEL_TYPES, *ENCODERS})
+    if pooling == "rank":
+        raise BadRequest(f"{name} is a reranker, which is not served from GGUF: use its safetensors")
+    if pooling not in _VECTOR_POOLINGS:
+        reason = f"has the pooling type {pooling!r}" if pooling else "has no pooling type"
         raise BadRequest(
-            f"{name} has the architecture {architecture!r}, which is not served from GGUF: use its "
-            f"safetensors. Served are {', '.join(sorted(MODEL_TYPES))}"
+            f"{name} {reason} in its metadata, which gives no vector for a text. Use a file with the pooling "
+            f"{', '.join(_VECTOR_POOLINGS)}, or the model's safetensors"
         )
-    scaling = header.field("rope.scaling.type")
-    factors = next((tensor for tensor in header.tensors if tensor.startswith(_ROPE_FACTORS)), "")
-    if factors or scaling not in (None, "none"):
+
+
+def require_language_model(header: GgufHeader) -> None:
+    """Raise ``BadRequest`` unless the file has a known language model."""
+    _require_known(header, MODEL_TYPES)
+
+
+def require_convertible(header: GgufHeader, native: bool = False) -> None:
+    """Raise ``BadRequest`` if transformers cannot load the language model of the file, or loads another one.
+
+    If it is ``native``, it may have scaled positions: llama.cpp runs it.
+    """
+    name, architecture = header.path.name, header.architecture
+    require_language_model(header)
+    if header.scaling and not native:
         raise BadRequest(
-            f"{name} scales positions ({factors or f'rope.scaling.type {scaling}'}), which transformers ignores in "
-            "GGUF: its answers would differ. Use the model's safetensors"
+            f"{name} scales positions ({header.scaling}), which transformers ignores in GGUF: its answers would "
+            f"differ. Use the engine {LLAMA_CPP} on a CPU, or the model's safetensors"
         )
     if architecture == "gemma2" and header.field("block_count") == _GEMMA2_LARGE:
         raise BadRequest(f"{name} lacks the scale of this model's attention: use the model's safetensors")
+
+
+def find_projectors(directory: Path) -> list[Path]:
+    """Return the files of image or audio encoders (mmproj) in ``directory``, by their names."""
+    return [file for file in sorted(directory.glob("*.gguf")) if _PROJECTOR in file.name.lower()]
+
+
+def find_projector(checkpoint: Path) -> Path | None:
+    """Return the projector of images for the model in ``checkpoint``: None without one that fits.
+
+    It is the first one by name next to the file.
+    """
+    if not is_gguf(checkpoint) or not (files := find_projectors(checkpoint.parent)):
+        return None
+    model = read_gguf_header(checkpoint)
+    for file in files:
+        with suppress(BadRequest):
+            header = read_gguf_header(file)
+            architecture, name, axis = _PROJECTORS.get(read_projector_type(header), ("", "", 0))
+            tensor = header.tensors.get(name)
+            if architecture == model.architecture and tensor and tensor.shape[axis] == model.field("embedding_length"):
+                return file
+    return None
+
+
+def read_projector_type(header: GgufHeader) -> str:
+    """Return the type of a projector in the format's words, such as ``idefics3``.
+
+    It is ``mlp`` in files from before there were others; ``mlp_norm`` and ``llava-1.6`` are told from ``mlp``.
+    """
+    fields = header.metadata
+    name = str(fields.get("clip.projector_type") or fields.get("clip.vision.projector_type") or "mlp")
+    if name == "mlp" and "clip.vision.image_grid_pinpoints" in fields:
+        return "llava-1.6"
+    return "mlp_norm" if name == "mlp" and "mm.3.weight" in header.tensors else name
+
+
+def projector_notes(checkpoint: Path) -> list[str]:
+    """Return what is to be told about projectors next to the file ``checkpoint``, in words."""
+    used_file = find_projector(checkpoint)
+    names = ", ".join(_name_projector(file) for file in find_projectors(checkpoint.parent) if file != used_file)
+    notes = [] if used_file is None else [f"images: by {used_file.name}, on llama.cpp only"]
+    reason = "another one fits" if used_file else f"images need a type of {', '.join(_PROJECTORS)} that fits the model"
+    return [*notes, f"{names} is not used: {reason}"] if names else notes
+
+
+def _name_projector(file: Path) -> str:
+    try:
+        return f"{file.name} ({read_projector_type(read_gguf_header(file))})"
+    except BadRequest:
+        return file.name
+
+
+def _require_known(header: GgufHeader, architectures: Collection[str]) -> None:
+    if header.architecture == _PROJECTOR_ARCHITECTURE:
+        raise BadRequest(
+            f"{header.path.name} is a projector (mmproj), the encoder of a model's images or audio. Name the file of "
+            "the model, next to which the projector is found"
+        )
+    if header.architecture not in architectures:
+        raise BadRequest(
+            f"{header.path.name} has the architecture {header.architecture!r}, which is not served from GGUF: use its "
+            f"safetensors. Served are {', '.join(sorted({*MODEL_TYPES, *ENCODERS}))}"
+        )
 
 
 def _require_single(path: Path, parts: int) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.checkpoints import adapters, safetensors
-from omnibus.checkpoints.gguf_header import is_gguf
+from omnibus.checkpoints.gguf_header import find_projectors, is_gguf
 from omnibus.errors import BadRequest, Fatal, Forbidden, HubUnavailable, NotFound, OmnibusError
 
 #: An owner, a name, and optionally a revision.
@@ -40,7 +40,9 @@ def require_named_file(path: Path) -> None:
     """Raise ``BadRequest`` for a directory of GGUF files: each of them is a checkpoint."""
     files = sorted(path.glob("*.gguf")) if path.is_dir() and not any(path.glob("*.safetensors")) else []
     if files:
-        raise BadRequest(f"{path} contains only GGUF files: name one of them as the checkpoint, such as {files[0]}")
+        projectors = find_projectors(path)
+        example = next((file for file in files if file not in projectors), files[0])
+        raise BadRequest(f"{path} contains only GGUF files: name one of them as the checkpoint, such as {example}")
 
 
 def require_safetensors(path: Path) -> None:

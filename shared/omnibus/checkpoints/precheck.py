@@ -27,29 +27,41 @@ def require_usable(directory: Path, family: str, families: Collection[str]) -> N
     checks each component.
     """
     if gguf_header.is_gguf(directory):
+        if family == gguf_header.EMBEDDERS:
+            gguf_header.require_embedder(gguf_header.read_gguf_header(directory))
         own_type = read_model_type(directory)
-        # Files contain language models without encoders.
-        model_type = own_type if own_type in families else "causal_lm"
+        # A file is a language model without encoders.
+        model_type = own_type if own_type in {*families, gguf_header.EMBEDDERS} else "causal_lm"
+        if family == gguf_header.MULTIMODAL and gguf_header.find_projector(directory):
+            model_type = family
     else:
         config = _read_config(directory)[1]
         model_type = str(config.get("model_type") or config.get("_class_name") or "")
-    if model_type != family and model_type in {*families, "causal_lm"}:
+    if model_type != family and model_type in {*families, "causal_lm", gguf_header.EMBEDDERS}:
         raise BadRequest(f"{directory} is a checkpoint of the family {model_type}, not of {family}")
     require_whole(directory)
 
 
-def read_model_type(directory: Path) -> str:
-    """Return the ``model_type`` of a checkpoint, empty for a pipeline. Raises ``BadRequest`` without a
-    configuration, and for a GGUF file that transformers cannot load."""
+def read_model_type(directory: Path, native: bool = False) -> str:
+    """Return the ``model_type`` of a checkpoint, empty for a pipeline; of an embedder in GGUF, its family.
+
+    Raises ``BadRequest`` without a configuration, and for a GGUF file that cannot be loaded: by llama.cpp if it is
+    ``native``, or by transformers.
+    """
     if gguf_header.is_gguf(directory):
         header = gguf_header.read_gguf_header(directory)
-        gguf_header.require_convertible(header)
+        if header.is_embedder:
+            gguf_header.require_embedder(header)
+            return gguf_header.EMBEDDERS
+        gguf_header.require_convertible(header, native or gguf_header.find_projector(directory) is not None)
         return header.model_type
     return str(_read_config(directory)[1].get("model_type") or "")
 
 
 def read_modalities(directory: Path) -> frozenset[str]:
     """Return the modalities of the media that a checkpoint's processor takes, by its configuration files."""
+    if gguf_header.find_projector(directory):
+        return frozenset({"image"})
     files = {name: _read_json(directory / f"{name}_config.json") for name in _PROCESSOR_FILES}
     # Parts have a file of their own, or are written into that of the whole processor.
     fields = {name for config in files.values() for name in config} | {name for name in files if files[name]}

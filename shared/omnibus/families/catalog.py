@@ -5,6 +5,8 @@ from copy import deepcopy
 from hashlib import blake2b
 from typing import Any
 
+import msgspec
+
 from omnibus.errors import BadRequest
 from omnibus.families import plugins
 from omnibus.families.specs import KNOWN
@@ -240,3 +242,18 @@ def shared_encoder_declaration(name: str, checkpoint: str) -> dict[str, Any]:
         "options": {"L": {"components": ["thinker"], "service": "llm"}},
         "paths": [{"options": [f"{encoder_model}/E", "L"]}],
     }
+
+
+class HostedPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A component of some model, in an executor that runs components of several models (``executor.shared_process``).
+
+    ``name`` is its name there. Its own model calls it ``component``, and gives ``family``, ``checkpoint``, ``engine``
+    and ``context``, as settings of executors have them.
+    """
+
+    name: str
+    component: str
+    family: str
+    checkpoint: str
+    engine: str
+    context: int = 0

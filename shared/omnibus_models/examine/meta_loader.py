@@ -74,7 +74,7 @@ class DryLoader:
         if config is None and is_gguf(checkpoint):
             config = gguf_checkpoint.load_config(checkpoint)
         config = config or cls.config_class.from_pretrained(checkpoint, local_files_only=True)
-        tensors = self._meta_tensors(checkpoint)
+        tensors = self.describe_tensors(checkpoint)
         if is_gguf(checkpoint):
             tensors = gguf_checkpoint.describe_weights(cls, config, checkpoint)
         module, report = _unloaded_class(cls).from_pretrained(
@@ -95,13 +95,17 @@ class DryLoader:
         config = cls.load_config(checkpoint, subfolder=part, local_files_only=True)
         with _META:
             module = cls.from_config(config).to(loading.torch_dtype(dtype))
-        tensors, module_state = self._meta_tensors(checkpoint / part), module.state_dict()
+        tensors, module_state = self.describe_tensors(checkpoint / part), module.state_dict()
         module._fix_state_dict_keys_on_load(tensors)
         odd = [name for name, tensor in module_state.items() if name in tensors and tensors[name].shape != tensor.shape]
         self.looks.append(BuiltModel(module, sorted(module_state.keys() - tensors.keys()), odd))
         return module.eval()
 
-    def _meta_tensors(self, directory: Path) -> dict[str, torch.Tensor]:
+    def describe_tensors(self, directory: Path) -> dict[str, torch.Tensor]:
+        """Return the tensors of a directory or a GGUF file.
+
+        They are on the meta device. Their headers are recorded in ``directories``.
+        """
         if directory not in self.directories:
             self.directories[directory] = _read_weight_files(directory)
         return {

@@ -6,10 +6,20 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from omnibus.checkpoints import safetensors
 from omnibus.checkpoints.adapters import read_adapter
 from omnibus.checkpoints.generation_config import read_sampling
-from omnibus.checkpoints.gguf_header import GGUF_BLOCKS, is_gguf, read_gguf_header
+from omnibus.checkpoints.gguf_adapters import require_fitting_adapter
+from omnibus.checkpoints.gguf_header import (
+    EMBEDDERS,
+    GGUF_BLOCKS,
+    find_projector,
+    is_gguf,
+    projector_notes,
+    read_gguf_header,
+)
 from omnibus.checkpoints.report import ComponentReport, Report
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.families.specs import KNOWN
@@ -36,6 +46,13 @@ def examine_checkpoint(checkpoint: Path, dtype: str = "", adapters: Sequence[str
     dry = DryLoader()
     with dry.replace_loaders():
         parts = {name: _component_report(family, name, checkpoint, dtype, dry) for name in family.components}
+        stays = is_gguf(checkpoint) and family.name == EMBEDDERS
+        if is_gguf(checkpoint):
+            parts |= {
+                name: _add_stored_size(part, find_projector(checkpoint) or checkpoint, dry)
+                for name, part in parts.items()
+                if name != "thinker"
+            }
         thinker = parts.get("thinker")
         fits = {name: _adapter_fault(family, checkpoint, dtype, Path(name)) for name in adapters}
         reason = _vllm_refusal(family, checkpoint, dtype) if thinker is not None and not thinker.problem else ""
@@ -46,7 +63,7 @@ def examine_checkpoint(checkpoint: Path, dtype: str = "", adapters: Sequence[str
     return Report(
         path=str(checkpoint),
         family=family.name,
-        dtype=dtype,
+        dtype=stored_bytes.most_common(1)[0][0] if stays else dtype,
         parts=parts,
         stored=dict(stored_bytes),
         files=sum(each.files for each in files),
@@ -86,6 +103,13 @@ def _component_report(family: Any, name: str, checkpoint: Path, dtype: str, dry:
     )
 
 
+def _add_stored_size(part: ComponentReport, checkpoint: Path, dry: DryLoader) -> ComponentReport:
+    """Return the report of a component with the weights of its GGUF file, which stay as they are."""
+    parameters = sum(tensor.numel() for tensor in dry.describe_tensors(checkpoint).values())
+    nbytes = sum(tensor.nbytes for tensor in dry.directories[checkpoint].tensors.values())
+    return structs.replace(part, parameters=parameters, nbytes=nbytes)
+
+
 def _held_tensors(look: BuiltModel) -> Iterator[Any]:
     yield from look.module.parameters()
     yield from look.module.buffers()
@@ -122,6 +146,9 @@ def _vllm_refusal(family: Any, checkpoint: Path, dtype: str) -> str:
 def _adapter_fault(family: Any, checkpoint: Path, dtype: str, adapter: Path) -> str:
     """Return why the adapter does not fit the language model, or ""."""
     try:
+        if is_gguf(adapter) and is_gguf(checkpoint):
+            require_fitting_adapter(adapter, checkpoint)
+            return ""
         match_modules(family.load("thinker", checkpoint, dtype=dtype), read_adapter(adapter))
     except OmnibusError as error:
         return _first_line(error.message)
@@ -130,12 +157,23 @@ def _adapter_fault(family: Any, checkpoint: Path, dtype: str, adapter: Path) -> 
 
 def _gguf_notes(checkpoint: Path) -> list[str]:
     """Return what the file lacks, in words."""
-    lacks = ["no processor: the model takes only text"]
+    header = read_gguf_header(checkpoint)
+    if header.is_embedder:
+        return [
+            f"pooling: {header.pooling}, by the file's metadata; vectors have length 1",
+            "no prompts and no dense layers: GGUF does not have those of sentence-transformers",
+            "llama.cpp runs it on a CPU, with the weights as they are in the file",
+        ]
+    lacks = projector_notes(checkpoint)
+    if not find_projector(checkpoint):
+        lacks.insert(0, "no processor: the model takes only text")
+    if header.scaling:
+        lacks.append(f"scaled positions ({header.scaling}): on llama.cpp only")
     if not read_sampling(checkpoint):
         lacks.append(
             "no generation config: requests without a temperature sample at 1, and end tokens are the header's"
         )
-    if "tokenizer.chat_template" not in read_gguf_header(checkpoint).metadata:
+    if "tokenizer.chat_template" not in header.metadata:
         lacks.append("no chat template: chats are rejected, send prompts to /v1/completions")
     return lacks
 

@@ -10,10 +10,12 @@ from typing import Any
 
 from omnibus import errors
 from omnibus.checkpoints import precheck
-from omnibus.checkpoints.gguf_header import is_gguf
+from omnibus.checkpoints.gguf_header import MULTIMODAL as GGUF_MULTIMODAL
+from omnibus.checkpoints.gguf_header import find_projector, is_gguf
 from omnibus.families.specs import ABSENT
 from omnibus_models import torchvision_cpu
 from omnibus_models.contract import ModelFamily
+from omnibus_models.llama_cpp.library import find_library
 
 # The library imports torchvision with its models if it is installed.
 torchvision_cpu.install_operators()
@@ -51,13 +53,17 @@ def family_of(checkpoint: Path) -> ModelFamily:
     and rerankers are of ``sentence_encoder`` and ``cross_encoder``. Embedders of texts and images are of
     ``dual_encoder``, recognizers with an encoder and a decoder of ``speech_to_text``, and text-to-speech models of
     ``text_to_speech``. Raises ``NotFound`` if no configuration can be read, or the architecture is unknown, and
-    ``BadRequest`` for a GGUF file that cannot be loaded.
+    ``BadRequest`` for a GGUF file that cannot be loaded. A GGUF file with a projector that fits is of
+    ``multimodal_lm``, if llama.cpp is installed.
     """
     for index in (Path(checkpoint) / "model_index.json", Path(checkpoint) / "modular_model_index.json"):
         if index.exists():
             return _pipeline_family(_read_config(index))
     if is_gguf(Path(checkpoint)):
-        name = precheck.read_model_type(Path(checkpoint))
+        is_native = find_library() is not None
+        name = precheck.read_model_type(Path(checkpoint), is_native)
+        if is_native and find_projector(Path(checkpoint)):
+            return load_family(GGUF_MULTIMODAL)
         return load_family(name if name in NAMES else "causal_lm")
     config = _read_config(Path(checkpoint) / "config.json")
     name = _retrieval_family(Path(checkpoint), config) or str(config.get("model_type", ""))

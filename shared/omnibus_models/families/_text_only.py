@@ -12,8 +12,8 @@ from omnibus_models.families import _language
 class TextThinker(_language.SequentialThinker):
     """A language model without media."""
 
-    def __init__(self, module: Any, checkpoint: Path) -> None:
-        super().__init__(module, checkpoint, ())
+    def __init__(self, module: Any, checkpoint: Path, modalities: Sequence[str] = ()) -> None:
+        super().__init__(module, checkpoint, modalities)
 
     def _convert_message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         read = super()._convert_message(message)

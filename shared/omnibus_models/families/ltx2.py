@@ -222,7 +222,7 @@ def _load_palette(checkpoint: Path, device: str, channels: int) -> Tensor:
 
 
 def _load_video_decoder(checkpoint: Path, device: str, dtype: str) -> Ltx2VideoDecoder:
-    from diffusers import AutoencoderKLLTX2Video
+    from diffusers import AutoencoderKLLTX2Video, LTX2Pipeline  # noqa: F401 the second is for requests
 
     from omnibus_models import diffusers_loading
 
@@ -235,7 +235,7 @@ def _load_video_decoder(checkpoint: Path, device: str, dtype: str) -> Ltx2VideoD
 
 
 def _load_audio_decoder(checkpoint: Path, device: str, dtype: str) -> Ltx2AudioDecoder:
-    from diffusers import AutoencoderKLLTX2Audio
+    from diffusers import AutoencoderKLLTX2Audio, LTX2Pipeline  # noqa: F401 the second is for requests
     from diffusers.pipelines.ltx2 import vocoder
 
     from omnibus_models import diffusers_loading

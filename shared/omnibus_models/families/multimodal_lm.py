@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from omnibus import errors
+from omnibus.checkpoints.gguf_header import is_gguf
 from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, PrefillInputs, PromptLayout, TokenizedPrompt, no_component
-from omnibus_models.families import _language, _media_parts, _media_rows
+from omnibus_models.families import _gguf_images, _language, _media_parts, _media_rows
 from omnibus_models.families._item_processor import ItemProcessor, PromptFrame, count_tokens, expand_runs
 from omnibus_models.families._own_encoder import OwnEncoder
 from omnibus_models.families._own_prompt import OwnPrompts
@@ -153,6 +154,9 @@ class MultimodalFamily:
         if component not in self.components:
             raise no_component(self.name, self.components, component)
         checkpoint = Path(checkpoint)
+        if is_gguf(checkpoint):
+            load = _gguf_images.load_encoder if component != "thinker" else _gguf_images.describe_thinker
+            return load(checkpoint, device, limits)
         parts = _media_parts.load_parts(checkpoint)
         processor = ItemProcessor.load(checkpoint)
         if component == "thinker":

@@ -285,7 +285,7 @@ def load_denoiser(
     checkpoint: Path, device: str, dtype: str, kind: type[QwenImageDenoiser] = QwenImageDenoiser
 ) -> QwenImageDenoiser:
     """Load the transformer with its schedule as a ``kind`` of denoiser."""
-    from diffusers import QwenImageTransformer2DModel
+    from diffusers import QwenImagePipeline, QwenImageTransformer2DModel  # noqa: F401 the first is for requests
 
     from omnibus_models import diffusers_loading
 

@@ -1,4 +1,7 @@
-"""Sentence encoders: any text encoder of transformers, pooled as the files of sentence-transformers say."""
+"""Sentence encoders: any text encoder of transformers, pooled as the files of sentence-transformers say.
+
+Those in GGUF files are pooled as the file says, and run on llama.cpp.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from omnibus import errors
-from omnibus_models.contract import LoadedComponent, Prepared, no_component
+from omnibus.checkpoints.gguf_header import is_gguf, read_gguf_header, require_embedder
+from omnibus_models.contract import LoadedComponent, Prepared, TextEmbedder, no_component
+from omnibus_models.families._gguf_embedder import GgufEmbedder
 from omnibus_models.families._sentence_modules import SentenceModules, read_modules
 from omnibus_models.families._text_encoder import TokenBatches, load_encoder
 
@@ -63,10 +68,15 @@ class SentenceFamily:
     name = "sentence_encoder"
     components = ("embedder",)
 
-    def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> SentenceEmbedder:
-        """Load ``embedder``, the whole model."""
+    def load(self, component: str, checkpoint: Path, device: str = "cpu", dtype: str = "float32") -> TextEmbedder:
+        """Load ``embedder``, the whole model. Weights in GGUF stay as they are, and use torch's number of threads."""
         if component not in self.components:
             raise no_component(self.name, self.components, component)
+        if is_gguf(checkpoint):
+            require_embedder(read_gguf_header(checkpoint))
+            if device != "cpu":
+                raise errors.BadRequest(f"embedders in GGUF run on the CPU, not on {device!r}: set the device to cpu")
+            return GgufEmbedder(checkpoint, torch.get_num_threads())
         modules = read_modules(Path(checkpoint))
         return SentenceEmbedder(load_encoder(modules.transformer, device, dtype), modules)
 

@@ -1,1 +1,1 @@
-"""Language models in GGUF files that llama.cpp computes on a CPU."""
+"""The C interface of llama.cpp, and its models in memory."""

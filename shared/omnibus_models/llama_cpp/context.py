@@ -2,8 +2,8 @@
 
 import ctypes
 import os
-from collections.abc import Sequence
-from ctypes import POINTER, c_int8, c_int32
+from collections.abc import Iterator, Sequence
+from ctypes import POINTER, c_float, c_int8, c_int32, c_void_p
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,9 @@ from omnibus_models.llama_cpp.library import TokenBatch, load_library, open_mode
 #: Tokens of one call of the library; longer prompts take several.
 BATCH_TOKENS = 512
 _BYTES = 2  # of a key's or value's number: float16
+_MARKS = 2  # tokens around a text
 _NO_SPACE = 1  # result of ``llama_decode``
+_MROPE_TYPES, _MROPE_AXES = (8, 40), 4  # of ``llama_rope_type``; positions of a row
 
 
 class SequenceToken(NamedTuple):
@@ -40,11 +42,13 @@ class GgufModel:
         self._vocabulary = self.library.llama_model_get_vocab(self.handle)
         self.vocabulary: int = self.library.llama_vocab_n_tokens(self._vocabulary)
         self.context: int = self.library.llama_model_n_ctx_train(self.handle)
+        self.width: int = self.library.llama_model_n_embd(self.handle)
         self.layers: int = self.library.llama_model_n_layer(self.handle)
         self.recurrent: bool = any(
             function(self.handle)
             for function in (self.library.llama_model_is_recurrent, self.library.llama_model_is_hybrid)
         )
+        self.has_mrope: bool = self.library.llama_model_rope_type(self.handle) in _MROPE_TYPES
         self.parameters: int = self.library.llama_model_n_params(self.handle)
         self.eos = frozenset(
             token for token in range(self.vocabulary) if self.library.llama_vocab_is_eog(self._vocabulary, token)
@@ -54,16 +58,35 @@ class GgufModel:
     def token_bytes(self) -> int:
         """Bytes of keys and values of one token. Layers that share or compress them take less."""
         library, handle = self.library, self.handle
-        width = library.llama_model_n_embd(handle) // max(1, library.llama_model_n_head(handle))
+        width = self.width // max(1, library.llama_model_n_head(handle))
         return 2 * _BYTES * self.layers * width * int(library.llama_model_n_head_kv(handle))
 
-    def tokenize_text(self, text: str) -> list[int]:
-        """Return the ids of ``text`` by the file's own tokenizer; special tokens in it count as such."""
-        data = text.encode()
-        ids = np.empty(len(data) + 1, np.int32)
-        pointer = ids.ctypes.data_as(self.library.llama_tokenize.argtypes[3])
-        count = self.library.llama_tokenize(self._vocabulary, data, len(data), pointer, len(ids), False, True)
-        return [int(token) for token in ids[: max(0, count)]]
+    def tokenize_text(self, text: str, marked: bool = False, special: bool = True) -> list[int]:
+        """Return the ids of ``text`` by the file's own tokenizer.
+
+        If ``marked``, they have its own marks around them. With ``special``, special tokens in ``text`` count as such.
+        """
+        data = text.encode(errors="replace")
+        room = len(data) + _MARKS
+        while True:
+            ids = np.empty(room, np.int32)
+            pointer = ids.ctypes.data_as(self.library.llama_tokenize.argtypes[3])
+            count = self.library.llama_tokenize(self._vocabulary, data, len(data), pointer, room, marked, special)
+            if count >= 0:
+                return [int(token) for token in ids[:count]]
+            room = -count  # some characters become several tokens
+
+    def load_adapter(self, file: Path) -> int:
+        """Load the LoRA adapter in ``file``; return its handle, which ends with the model. Raises ``Fatal``."""
+        handle: int | None = self.library.llama_adapter_lora_init(self.handle, os.fsencode(file))
+        if handle is None:
+            raise errors.Fatal(f"llama.cpp cannot load the adapter {file}; its log has the reason")
+        return handle
+
+    def token_texts(self) -> Iterator[str]:
+        """Yield the text of each token."""
+        for token in range(self.vocabulary):
+            yield self.library.llama_vocab_get_text(self._vocabulary, token).decode(errors="replace")
 
     def __del__(self) -> None:
         if getattr(self, "handle", None):
@@ -92,7 +115,18 @@ class GgufContext:
         self._memory = self._library.llama_get_memory(self._handle)
         self._columns = np.zeros((3, BATCH_TOKENS), np.int32)  # tokens, positions, sequences
         self._flags = np.zeros(BATCH_TOKENS, np.int8)
-        self._batch = _point_batch(self._columns, self._flags)
+        self._batch = point_batch(self._columns, self._flags)
+        #: Handle of the adapter of following tokens, None without one.
+        self.adapter: int | None = None
+
+    def set_adapter(self, adapter: int | None) -> None:
+        """Apply ``adapter``, a handle of the model's, to following tokens. Raises ``Fatal`` if the library fails."""
+        if adapter == self.adapter:
+            return
+        count = int(adapter is not None)
+        if self._library.llama_set_adapters_lora(self._handle, (c_void_p * 1)(adapter), count, (c_float * 1)(1.0)):
+            raise errors.Fatal("llama.cpp cannot apply this adapter")
+        self.adapter = adapter
 
     def decode_tokens(self, tokens: Sequence[SequenceToken]) -> Tensor:
         """Compute ``tokens``; return logits float32 [n, V] of those that want them.
@@ -102,19 +136,43 @@ class GgufContext:
         parts = []
         for start in range(0, len(tokens), BATCH_TOKENS):
             part = tokens[start : start + BATCH_TOKENS]
-            self._run_batch(part)
+            self._run_batch(part, self._batch)
             if count := sum(each.wants_logits for each in part):
                 parts.append(torch.from_numpy(self._copy_logits(count)))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, self._model.vocabulary), *parts])
 
-    def _run_batch(self, tokens: Sequence[SequenceToken]) -> None:
+    def _run_batch(self, tokens: Sequence[SequenceToken], batch: TokenBatch) -> None:
         columns = np.array(tokens, np.int32).T
         self._columns[:, : len(tokens)], self._flags[: len(tokens)] = columns[:3], columns[3]
-        self._batch.n_tokens = len(tokens)
-        result = self._library.llama_decode(self._handle, self._batch)
+        batch.n_tokens = len(tokens)
+        result = self._library.llama_decode(self._handle, batch)
         if result:
             reason = "no space for the tokens" if result == _NO_SPACE else f"error {result}"
             raise errors.Fatal(f"llama.cpp cannot compute this step: {reason}")
+
+    def decode_embeddings(self, rows: np.ndarray, positions: np.ndarray, sequence: int, causal: bool) -> None:
+        """Compute ``rows`` float32 [n, H] of ``sequence`` in the place of tokens; returns no logits.
+
+        ``positions`` are int [axes, n], with one axis or those of M-RoPE: time, height and width.
+
+        Unless ``causal``, they attend to one another. Raises ``Fatal`` as ``decode_tokens``, and for more than
+        ``BATCH_TOKENS`` of those.
+        """
+        if not causal and len(rows) > BATCH_TOKENS:
+            raise errors.Fatal(f"an image of {len(rows)} rows is too large for llama.cpp; at most {BATCH_TOKENS}")
+        batch = point_batch(self._columns, self._flags)
+        batch.token = None
+        self._library.llama_set_causal_attn(self._handle, causal)
+        try:
+            for start in range(0, len(rows), BATCH_TOKENS):
+                part = np.ascontiguousarray(rows[start : start + BATCH_TOKENS], np.float32)
+                batch.embd = part.ctypes.data
+                places = np.zeros((_MROPE_AXES if self._model.has_mrope else 1, len(part)), np.int32)
+                places[: len(positions)] = positions[:, start : start + BATCH_TOKENS]
+                batch.pos = places.ctypes.data_as(POINTER(c_int32))
+                self._run_batch([SequenceToken(0, 0, sequence, False)] * len(part), batch)
+        finally:
+            self._library.llama_set_causal_attn(self._handle, True)
 
     def _copy_logits(self, count: int) -> np.ndarray:
         """Return the ``count`` rows of logits that the last batch requested, in its order: float32 [count, V]."""
@@ -134,7 +192,7 @@ class GgufContext:
             self._library.llama_free(self._handle)
 
 
-def _point_batch(columns: np.ndarray, flags: np.ndarray) -> TokenBatch:
+def point_batch(columns: np.ndarray, flags: np.ndarray) -> TokenBatch:
     """Return a batch that reads two arrays, which must outlive it.
 
     ``columns`` int32 [3, n] are tokens, positions and sequences; ``flags`` int8 [n] request logits.

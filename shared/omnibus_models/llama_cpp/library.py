@@ -111,6 +111,30 @@ class TokenBatch(ctypes.Structure):
     )
 
 
+class ProjectorParams(ctypes.Structure):
+    """``mtmd_context_params``, whose later fields keep their defaults."""
+
+    _fields_ = (
+        ("use_gpu", c_bool),
+        ("device", c_void_p),
+        ("print_timings", c_bool),
+        ("n_threads", c_int),
+        ("image_marker", c_char_p),
+        ("media_marker", c_char_p),
+        ("flash_attn_type", c_int),
+        ("warmup", c_bool),
+        ("image_min_tokens", c_int),
+        ("image_max_tokens", c_int),
+        ("later", c_uint64 * 16),
+    )
+
+
+class PromptText(ctypes.Structure):
+    """``mtmd_input_text``."""
+
+    _fields_ = (("text", c_char_p), ("text_len", c_size_t), ("add_special", c_bool), ("parse_special", c_bool))
+
+
 #: How often a thread checks a barrier before it sleeps. By OpenMP's default it spins for milliseconds. Beside another
 #: program on one of the cores, a step then takes ten times as long instead of three times.
 _SPINS = "2000"
@@ -130,11 +154,14 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_model_is_recurrent": (c_bool, [c_void_p]),
     "llama_model_n_ctx_train": (c_int32, [c_void_p]),
     "llama_model_n_embd": (c_int32, [c_void_p]),
+    "llama_model_n_embd_out": (c_int32, [c_void_p]),
     "llama_model_n_head": (c_int32, [c_void_p]),
     "llama_model_n_head_kv": (c_int32, [c_void_p]),
     "llama_model_n_layer": (c_int32, [c_void_p]),
     "llama_model_n_params": (c_uint64, [c_void_p]),
+    "llama_model_rope_type": (c_int, [c_void_p]),
     "llama_vocab_n_tokens": (c_int32, [c_void_p]),
+    "llama_vocab_get_text": (c_char_p, [c_void_p, c_int32]),
     "llama_vocab_is_eog": (c_bool, [c_void_p, c_int32]),
     "llama_tokenize": (c_int32, [c_void_p, c_char_p, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool]),
     "llama_context_default_params": (ContextParams, []),
@@ -142,11 +169,38 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_free": (None, [c_void_p]),
     "llama_n_ctx_seq": (c_uint32, [c_void_p]),
     "llama_get_memory": (c_void_p, [c_void_p]),
+    "llama_memory_clear": (None, [c_void_p, c_bool]),
     "llama_memory_seq_rm": (c_bool, [c_void_p, c_int32, c_int32, c_int32]),
     "llama_memory_seq_cp": (None, [c_void_p, c_int32, c_int32, c_int32, c_int32]),
     "llama_batch_init": (TokenBatch, [c_int32, c_int32, c_int32]),
     "llama_batch_free": (None, [TokenBatch]),
+    "llama_adapter_lora_init": (c_void_p, [c_void_p, c_char_p]),
+    "llama_set_adapters_lora": (c_int32, [c_void_p, POINTER(c_void_p), c_size_t, POINTER(c_float)]),
     "llama_decode": (c_int32, [c_void_p, TokenBatch]),
+    "llama_encode": (c_int32, [c_void_p, TokenBatch]),
+    "llama_get_embeddings_seq": (POINTER(c_float), [c_void_p, c_int32]),
+    "llama_set_causal_attn": (None, [c_void_p, c_bool]),
+    "mtmd_bitmap_free": (None, [c_void_p]),
+    "mtmd_bitmap_init": (c_void_p, [c_uint32, c_uint32, c_void_p]),
+    "mtmd_context_params_default": (ProjectorParams, []),
+    "mtmd_decode_use_mrope": (c_bool, [c_void_p]),
+    "mtmd_decode_use_non_causal": (c_bool, [c_void_p, c_void_p]),
+    "mtmd_default_marker": (c_char_p, []),
+    "mtmd_encode_chunk": (c_int32, [c_void_p, c_void_p]),
+    "mtmd_free": (None, [c_void_p]),
+    "mtmd_get_output_embd": (POINTER(c_float), [c_void_p]),
+    "mtmd_image_tokens_get_nx": (c_size_t, [c_void_p]),
+    "mtmd_init_from_file": (c_void_p, [c_char_p, c_void_p, ProjectorParams]),
+    "mtmd_input_chunk_get_n_tokens": (c_size_t, [c_void_p]),
+    "mtmd_input_chunk_get_tokens_image": (c_void_p, [c_void_p]),
+    "mtmd_input_chunk_get_tokens_text": (POINTER(c_int32), [c_void_p, POINTER(c_size_t)]),
+    "mtmd_input_chunk_get_type": (c_int, [c_void_p]),
+    "mtmd_input_chunks_free": (None, [c_void_p]),
+    "mtmd_input_chunks_get": (c_void_p, [c_void_p, c_size_t]),
+    "mtmd_input_chunks_init": (c_void_p, []),
+    "mtmd_input_chunks_size": (c_size_t, [c_void_p]),
+    "mtmd_log_set": (None, [_LOG_CALLBACK, c_void_p]),
+    "mtmd_tokenize": (c_int32, [c_void_p, c_void_p, POINTER(PromptText), POINTER(c_void_p), c_size_t]),
     "llama_get_logits": (POINTER(c_float), [c_void_p]),
 }
 
@@ -191,6 +245,7 @@ def _load_library() -> Any:
         function.restype, function.argtypes = result, arguments
     _require_layout(library, remedy)
     library.llama_log_set(_log_callback, None)
+    library.mtmd_log_set(_log_callback, None)
     library.llama_backend_init()
     return library
 
@@ -199,14 +254,21 @@ def _require_layout(library: Any, remedy: str) -> None:
     """Raise ``Fatal`` unless the library's own defaults fit the structures."""
     model, context = library.llama_model_default_params(), library.llama_context_default_params()
     seen = (model.use_extra_bufts, model.vocab_only, context.n_ctx, context.n_batch, context.n_ubatch)
+    projector = library.mtmd_context_params_default()
+    numbers = (projector.n_threads, projector.flash_attn_type, projector.image_min_tokens, projector.image_max_tokens)
+    if numbers != (4, -1, -1, -1) or projector.media_marker != library.mtmd_default_marker():
+        raise errors.Fatal(f"the structures of this build of {PACKAGE} differ; {remedy}")
     if seen != (True, False, 512, 2048, 512) or (context.n_seq_max, context.type_k, context.type_v) != (1, 1, 1):
         raise errors.Fatal(f"the structures of this build of {PACKAGE} differ; {remedy}")
 
 
-def open_model(library: Any, file: Path) -> int:
-    """Map the weights of ``file`` into memory and return their handle. Raises ``Fatal`` if the library cannot."""
+def open_model(library: Any, file: Path, computes: bool = True) -> int:
+    """Map the weights of ``file`` into memory and return their handle. Raises ``Fatal`` if the library cannot.
+
+    Unless it ``computes`` with them, they take no memory of their own.
+    """
     params = library.llama_model_default_params()
-    params.n_gpu_layers = 0
+    params.n_gpu_layers, params.use_extra_bufts = 0, computes
     handle: int | None = library.llama_model_load_from_file(os.fsencode(file), params)
     if handle is None:
         raise errors.Fatal(f"llama.cpp cannot load {file}; its log has the reason")

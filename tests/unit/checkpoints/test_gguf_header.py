@@ -89,8 +89,12 @@ FAULTS: dict[str, tuple[Callable[[Path], Path], str]] = {
         r"a\.gguf lacks the scale of this model's attention: use the model's safetensors",
     ),
     "unknown architecture": (
+        lambda path: write_file(path, architecture="deepseek4"),
+        "architecture 'deepseek4', which is not served from GGUF: use its safetensors. Served are bert, gemma2,",
+    ),
+    "projector": (
         lambda path: write_file(path, architecture="clip"),
-        "architecture 'clip', which is not served from GGUF: use its safetensors. Served are gemma2, gemma3,",
+        r"a\.gguf is a projector \(mmproj\), .*Name the file of the model",
     ),
 }
 
@@ -181,6 +185,9 @@ def test_a_file_is_a_checkpoint_and_a_directory_of_files_is_not(tmp_path: Path):
     with pytest.raises(
         BadRequest, match=f"contains only GGUF files: name one of them as the checkpoint, such as {path}"
     ):
+        hub.resolve_checkpoint(str(tmp_path))
+    write_file(tmp_path / "a-mmproj.gguf", architecture="clip").rename(tmp_path / "A-mmproj-f16.gguf")
+    with pytest.raises(BadRequest, match=f"such as {path}"):
         hub.resolve_checkpoint(str(tmp_path))
     with pytest.raises(BadRequest, match="is GGUF, which omnibus_engines:vllm does not serve: use omnibus_engines:tr"):
         hub.require_safetensors(path)

@@ -128,6 +128,7 @@ def test_blocks_have_the_values_of_the_formats_package(checkpoints: dict[str, Pa
 @pytest.mark.parametrize("name", TYPES)
 def test_a_report_reads_no_weights_and_is_what_loads(checkpoints: dict[str, Path], tmp_path: Path, name: str) -> None:
     path = write_gguf(checkpoints[name], tmp_path / "a.gguf", "Q8_0", template=False)
+    (tmp_path / "mmproj-a.gguf").touch()
 
     report = examine_checkpoint(path)
 
@@ -141,6 +142,7 @@ def test_a_report_reads_no_weights_and_is_what_loads(checkpoints: dict[str, Path
     assert part.context == 4096
     assert [note.partition(":")[0] for note in report.notes] == [
         "no processor",
+        "mmproj-a.gguf is not used",
         "no generation config",
         "no chat template",
     ]

@@ -9,6 +9,7 @@ from omnibus_llm.engine.engine import BatchingEngine, EngineLimits
 from omnibus_llm.engine.sequence import DecoderSequence
 from omnibus_llm.engine.step import Feed
 from omnibus_models.contract import Decoder
+from omnibus_models.int8_weights import quantise_weights
 from omnibus_models.packed_weights import pack_weights
 
 D = TypeVar("D", bound=Decoder)
@@ -59,6 +60,8 @@ class HostedDecoder(Hosted[D], Generic[D, S]):
 
     def _load_model(self) -> D:
         model = super()._load_model()
+        if self._limits.int8:
+            quantise_weights(model.module)
         pack_weights(model.module)
         return model
 

@@ -39,7 +39,7 @@ class EngineLimits(NamedTuple):
     ``slots`` is the number of sequences in a step, in addition to spare ones for tenants without one. ``context`` is
     the positions of a sequence. ``share`` is the prompt tokens in a step without goals. ``goals`` determine the budgets
     of steps. ``decodes`` False allocates no memory for slots. ``graphs`` allows decode steps to be CUDA graphs on a
-    GPU.
+    GPU. ``int8``: weights are 8-bit integers.
     """
 
     slots: int
@@ -48,6 +48,7 @@ class EngineLimits(NamedTuple):
     goals: StepGoals = NO_GOALS
     decodes: bool = True
     graphs: bool = True
+    int8: bool = False
 
 
 class _Replay(NamedTuple, Generic[S]):
@@ -166,7 +167,8 @@ class BatchingEngine(Generic[S]):
         length = 1 if member is not None and member.filled is not None else sequence.length - sequence.done
         sequence.is_whole = not self._steps.splits_prompts
         spans = sequence.spans if length > 1 else ()
-        self.schedule.add_prompt(sequence, length, time.monotonic(), spans, sequence.clock.tenant)
+        clock = sequence.clock
+        self.schedule.add_prompt(sequence, length, time.monotonic(), spans, clock.tenant, clock.came)
         if member is not None:
             member.sequence = sequence
         with self._hold_ownership(sequence):
@@ -176,7 +178,7 @@ class BatchingEngine(Generic[S]):
     def admit_prefilled(self, sequence: S) -> Iterator[S]:
         """Queue a sequence that was prefilled elsewhere: ``wait_for_slot`` and ``insert_cache`` come next."""
         self.raise_if_failed()
-        self.schedule.add_prefilled(sequence, time.monotonic(), sequence.clock.tenant)
+        self.schedule.add_prefilled(sequence, time.monotonic(), sequence.clock.tenant, sequence.clock.came)
         with self._hold_ownership(sequence):
             yield sequence
 

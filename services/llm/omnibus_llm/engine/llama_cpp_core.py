@@ -6,15 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from omnibus.checkpoints.gguf_adapters import require_fitting_adapter
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
 from omnibus.spare_places import count_spare_places
 from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
 from omnibus_llm.engine.native_slots import NativeKeptPrompts
 from omnibus_llm.engine.prompt_group import PromptGroups, PromptMember
+from omnibus_llm.engine.thinker_feed import Thinking
 from omnibus_models.contract import PromptOptions, Thinker
 from omnibus_models.llama_cpp import library
-from omnibus_models.llama_cpp.thinker import LlamaCppThinker
+from omnibus_models.llama_cpp_thinker import LlamaCppThinker
 
 #: Fewer tokens of context for each sequence are of no use.
 MIN_CONTEXT = 16
@@ -26,17 +28,21 @@ class LlamaCppCore(ThinkerCore):
     """A ``ThinkerCore`` of a GGUF ``file``, with ``kv_bytes`` of memory for keys and values.
 
     Memory for keys and values is allocated at the start. Without ``settings.context``, a sequence has at most the
-    tokens that fit in its share of that.
+    tokens that fit in its share of that. With ``sees``, prompts have images.
     """
 
-    def __init__(self, file: Path, device: str, settings: ThinkSettings, kv_bytes: int) -> None:
+    def __init__(self, file: Path, device: str, settings: ThinkSettings, kv_bytes: int, *, sees: bool = False) -> None:
         if device != "cpu":
             raise BadRequest(f"llama.cpp runs on the CPU here, not on {device!r}: set OMNIBUS_EXECUTOR_DEVICE=cpu")
-        if settings.adapters or settings.loadable.root:
-            raise BadRequest("llama.cpp applies no adapters here: remove them, or use omnibus_engines:transformers")
+        if settings.loadable.root:
+            raise BadRequest(
+                "llama.cpp loads no adapters while it serves: declare them, and unset OMNIBUS_EXECUTOR_ADAPTERS_DIR"
+            )
+        for adapter in settings.adapters.values():
+            require_fitting_adapter(adapter, file)
         # Both libraries' threads wait actively: torch's would take the cores from those of llama.cpp.
-        super().__init__("causal_lm", file, device, "float32", replace(settings, threads=1))
-        self._settings, self._kv_bytes = settings, kv_bytes
+        super().__init__("causal_lm", file, device, "float32", replace(settings, threads=1, adapters={}))
+        self._settings, self._kv_bytes, self._sees = settings, kv_bytes, sees
         self.prompts = _SeparatePrompts()
 
     async def load(self) -> None:
@@ -44,7 +50,11 @@ class LlamaCppCore(ThinkerCore):
         await super().load()
 
     def _load_model(self) -> Thinker:
-        return cast(Thinker, LlamaCppThinker(self._source.checkpoint))
+        return cast(Thinker, LlamaCppThinker(self._source.checkpoint, self._settings.adapters, self._sees))
+
+    async def use_kept_prompt(self, sequence: Thinking, cache_key: str) -> int:
+        """See ``ThinkerCore``. Prompts with images are not kept: their rows may attend to later ones."""
+        return 0 if sequence.inputs.shape[1] > 1 else await super().use_kept_prompt(sequence, cache_key)
 
     async def _set_up(self) -> None:
         await self._compute(self._reserve)

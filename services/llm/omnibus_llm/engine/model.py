@@ -53,8 +53,9 @@ class ThinkSettings:
     ``slots`` is the number of sequences in one decode step. ``context`` is the longest sequence in tokens, including
     the prompt; 0 means the model's own. ``share`` is the most prompt tokens between two decode steps, and ``goals``
     replace it. ``threads`` are torch's in the compute thread. With ``beside``, an encoder shares the loop. If
-    ``decodes`` is False, answers are not decoded here, and slots take no memory. ``graphs``: see ``Steps``.
-    ``kept_bytes`` is the memory for prompts of conversations that are kept for their next turns; 0 keeps none.
+    ``decodes`` is False, answers are not decoded here, and slots take no memory. ``graphs``: see ``Steps``. With
+    ``int8``, weights are 8-bit integers. ``kept_bytes`` is the memory for prompts of conversations that are kept for
+    their next turns; 0 keeps none.
     ``adapters`` are directories of LoRA adapters by name, and ``loadable`` limits others that requests may bring.
     """
 
@@ -66,6 +67,7 @@ class ThinkSettings:
     beside: bool = False
     decodes: bool = True
     graphs: bool = True
+    int8: bool = False
     kept_bytes: int = 0
     adapters: Mapping[str, Path] = field(default_factory=dict)
     loadable: AdapterLimits = NO_ADAPTERS
@@ -85,7 +87,7 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
 
     def __init__(self, family: str, checkpoint: Path, device: str, dtype: str, settings: ThinkSettings) -> None:
         limits = EngineLimits(settings.slots, settings.context, settings.share, settings.goals)
-        limits = limits._replace(decodes=settings.decodes, graphs=settings.graphs)
+        limits = limits._replace(decodes=settings.decodes, graphs=settings.graphs, int8=settings.int8)
         source = ComponentSource("thinker", family, checkpoint, device, dtype)
         super().__init__(source, settings.threads, limits, ThinkFeed, beside=settings.beside)
         self._adapters, self._loadable = settings.adapters, settings.loadable

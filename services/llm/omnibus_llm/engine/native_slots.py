@@ -8,7 +8,7 @@ from torch import Tensor
 from omnibus_llm.engine.kept_prompts import KeptPrompt, KeptPrompts
 from omnibus_llm.engine.separate_caches import SeparateCaches
 from omnibus_llm.engine.thinker_feed import Thinking
-from omnibus_models.llama_cpp.thinker import LlamaCppThinker, NativeSequence
+from omnibus_models.llama_cpp_thinker import LlamaCppThinker, NativeSequence
 
 
 class NativeSlots(SeparateCaches):
@@ -49,17 +49,18 @@ class NativeSlots(SeparateCaches):
         self._sequences.pop()
 
     def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
-        """See ``DecodePass``: logits of the next tokens, in one call of the decoder."""
+        """See ``DecodePass``: logits of the next tokens, in one call of the decoder for each adapter."""
         tokens = inputs[:, 0].long().tolist()
         news = [at for at, slot in enumerate(slots) if slot not in self._ahead]
-        if news:
+        for adapter, group in self._native.group_rows(len(slots), news):
             logits = self._native.decode_rows(
-                [tokens[at] for at in news],
-                [positions[at] for at in news],
-                [self._sequences[slots[at]].number for at in news],
+                [tokens[at] for at in group],
+                [positions[at] for at in group],
+                [self._sequences[slots[at]].number for at in group],
+                adapter,
             )
-            self._ahead.update(zip((slots[at] for at in news), logits, strict=True))
-            if len(news) == len(slots):
+            self._ahead.update(zip((slots[at] for at in group), logits, strict=True))
+            if len(group) == len(slots):
                 return logits
         return torch.stack([self._ahead[slot] for slot in slots])
 

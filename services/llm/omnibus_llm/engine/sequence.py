@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from omnibus.executor.job_clock import current_clock
@@ -128,7 +128,8 @@ class DecoderSequence:
     def begin_after(self, tokens: Rows[int], inputs: Tensor) -> None:
         """Advance past ``tokens`` [n], whose ``inputs`` [n, H] are prefilled as well."""
         more = self.length + self.delta + torch.arange(len(tokens), device=self.positions.device)
-        self.inputs = torch.cat([self.inputs, inputs])
+        wider = self.inputs.shape[1] - inputs.shape[1]  # rows of media may be
+        self.inputs = torch.cat([self.inputs, nn.functional.pad(inputs, (0, wider))])
         self.positions = torch.cat([self.positions, more.expand(len(self.positions), -1)], dim=1)
         self.prefix, self.length = tuple(tokens), self.inputs.shape[0]
         for token in tokens:

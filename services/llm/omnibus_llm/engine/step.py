@@ -25,7 +25,7 @@ from omnibus_llm.engine.slot_cache import SlotCache
 from omnibus_llm.engine.state_cache import StateCache
 from omnibus_models.adapters import Adapters
 from omnibus_models.contract import Decoder
-from omnibus_models.llama_cpp.thinker import LlamaCppThinker
+from omnibus_models.llama_cpp_thinker import LlamaCppThinker
 
 S = TypeVar("S", bound=DecoderSequence)
 S_in = TypeVar("S_in", bound=DecoderSequence, contravariant=True)

@@ -19,7 +19,7 @@ from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny
 from omnibus_models.families import load_family
 from omnibus_models.llama_cpp import library
-from omnibus_models.llama_cpp.thinker import LlamaCppThinker
+from omnibus_models.llama_cpp_thinker import LlamaCppThinker
 from tests.gguf_files import write_gguf
 from tests.oracles import language as oracle
 from tests.oracles import shaped
