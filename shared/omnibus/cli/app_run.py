@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from omnibus.app.protocol import Description
@@ -34,7 +35,7 @@ async def _run_app(options: argparse.Namespace, bar: ProgressBar) -> int:
     if _chooses_models(options):
         models = await load_declarations(options, bar.update)
     else:
-        models = await _declare_local_models(description, bar)
+        models = await declare_local_models([description], bar)
     root = app_target.locate_module(options.target)[1] if app_target.is_file(options.target) else Path.cwd()
     quiet = io.StringIO()
     stack = Stack(
@@ -73,8 +74,8 @@ def _chooses_models(options: argparse.Namespace) -> bool:
     return bool(options.models or options.only or options.no_models)
 
 
-def _called_models(app: Description) -> list[str]:
-    return list(dict.fromkeys(task.model for task in app.tasks if task.model and not task.own))
+def _called_models(*apps: Description) -> list[str]:
+    return list(dict.fromkeys(task.model for app in apps for task in app.tasks if task.model and not task.own))
 
 
 def _is_real(app: Description) -> bool:
@@ -82,16 +83,17 @@ def _is_real(app: Description) -> bool:
     return not {*REAL_MODELS}.isdisjoint(_called_models(app))
 
 
-async def _declare_local_models(app: Description, bar: ProgressBar) -> str:
-    """Declare the models whose unit tasks ``app`` calls: tiny ones, or those of packages. Raises ``BadRequest`` for
+async def declare_local_models(apps: Sequence[Description], bar: ProgressBar) -> str:
+    """Declare the models whose unit tasks ``apps`` call: tiny ones, or those of packages. Raises ``BadRequest`` for
     others."""
-    models = _called_models(app)
+    models = _called_models(*apps)
     if models and {*models} <= {*REAL_MODELS}:
         return real_models(models)
     other_models = [model for model in models if model not in catalog.LOCAL]
     if other_models:
+        names = ", ".join(app.name for app in apps)
         raise BadRequest(
-            f"{app.name} needs {', '.join(other_models)}: declare it in a file and name that with --models FILE"
+            f"{names} needs {', '.join(other_models)}: declare it in a file and name that with --models FILE"
         )
     return await tiny_models(models, report=bar.update) if models else NO_MODELS
 

@@ -74,14 +74,17 @@ async def run_real_demo(options: argparse.Namespace) -> int:
 
 
 @asynccontextmanager
-async def real_stack(log: io.StringIO) -> AsyncIterator[Stack]:
-    """Run the trained models and the apps on them; ``log`` gets the lines of all processes."""
+async def real_stack(log: io.StringIO, profile: str = "") -> AsyncIterator[Stack]:
+    """Run the trained models and the apps on them; ``log`` gets the lines of all processes.
+
+    ``profile`` is that of ``real_models``.
+    """
     with ProgressBar() as bar:
 
         async def register_apps(stack: Stack) -> None:
             await register_everywhere(stack, REAL_APPS, bar.update)
 
-        models, settings = real_models(), real_settings()
+        models, settings = real_models(profile=profile), real_settings()
         async with Stack(
             models, env=settings, log=Log(log), passing=True, set_up=register_apps, report=bar.update
         ) as stack:

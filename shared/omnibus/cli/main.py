@@ -77,18 +77,18 @@ _RUNNING = ("serve", "up")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. Prints errors as one line on stderr, in JSON for a command that prints
     JSON."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run_command(list(sys.argv[1:] if arguments is None else arguments))
+        return _run_command(argv)
+    except UsageError as error:
+        print_error(ProblemDetails(USAGE, str(error)), "--json" in argv)
+        sys.exit(USAGE_EXIT_CODE)
     except KeyboardInterrupt:
         return INTERRUPTED_EXIT_CODE
 
 
 def _run_command(argv: list[str]) -> int:
-    try:
-        options = _build_parser().parse_args(argv)
-    except UsageError as error:
-        print_error(ProblemDetails(USAGE, str(error)), "--json" in argv)
-        sys.exit(USAGE_EXIT_CODE)
+    options = _build_parser().parse_args(argv)
     if options.command in _RUNNING:
         options.arguments = argv
     runs.choose_run(options)
@@ -306,8 +306,9 @@ def _add_plan(commands: Any) -> None:
 def _add_profile(commands: Any) -> None:
     profile = commands.add_parser("profile", help="measure a model's deployment options under a workload")
     add = profile.add_argument
-    add("app", metavar="APP", help="a tiny model, a model of --models, or an app (module or file) that uses one")
-    add("--workload", metavar="FILE", required=True, help="JSON requests, or a CSV of sizes (docs/models.md)")
+    add("app", metavar="APP", nargs="*", help="a tiny model, a model of --models, or apps (modules or files)")
+    add("--real", action="store_true", help="measure the trained models of packages and the apps on them")
+    add("--workload", metavar="FILE", help="JSON requests, or a CSV of sizes (docs/models.md)")
     add("--out", metavar="FILE", help="file of the profile; its plot is next to it (default MODEL.profile.json)")
     add("--models", metavar="FILE", help="declarations of models; without it the tiny ones")
     add("--model", default="", metavar="NAME", help="which model, when the app uses several")
@@ -315,7 +316,7 @@ def _add_profile(commands: Any) -> None:
     add("--all-options", action="store_true", help="measure every set of components")
     add("--seconds", type=float, default=5.0, help="how long each load lasts (default 5)")
     add("--requests", type=int, default=16, metavar="N", help="and until so many have ended (default 16)")
-    add("--most", type=int, default=64, metavar="N", help="requests at a time at most (default 64)")
+    add("--most", type=int, metavar="N", help="requests at a time at most (default 64, of apps 4)")
     add("--others", type=int, default=1, metavar="N", help="replicas of what else a path needs (default 1)")
     add("--most-others", type=int, default=4, metavar="N", help="and where these hold requests back (default 4)")
     add("--batch", default="", metavar="N,N", help="also measure options with these batches, 1,8,32")
@@ -326,7 +327,7 @@ def _add_profile(commands: Any) -> None:
     add("--gpu", default="", metavar="TYPE", help="the type of GPU that options run on (default cpu, on CPUs)")
     add("--engine", default="", metavar="MODULE:FUNCTION", help="the engine of the components (omnibus_engines:sim)")
     add("--engine-profile", default="", metavar="FILE", help="the times that a simulated engine follows")
-    add("--start-within", type=float, default=300.0, metavar="SECONDS", help="for an option to start (default 300)")
+    add("--start-within", type=float, metavar="SECONDS", help="for an option to start (default 300, an app 60)")
     add("--resume", action="store_true", help="continue an interrupted run with its measurements")
     add("--put", action="store_true", help="put the profile into the store of the running `omnibus up`, too")
     add("--store", default="", metavar="URL", help="put it into this store")

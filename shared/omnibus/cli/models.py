@@ -192,7 +192,7 @@ async def examine_checkpoint(
     directory = checkpoints.find_checkpoint(checkpoint)
     checkpoints.require_named_file(directory)
     if is_gguf(directory):  # in milliseconds
-        read_model_type(directory)
+        read_model_type(directory, native=True)
     adapter_paths = [str(checkpoints.find_checkpoint(adapter)) for adapter in adapters]
     arguments = [str(directory), *([dtype] if dtype or adapter_paths else []), *adapter_paths]
     report = await run_module.call_module(

@@ -23,7 +23,7 @@ def add_models_command(commands: Any) -> None:
     check.add_argument(
         "checkpoint", metavar="PATH|ID", help="a directory, a GGUF file, or an id that the hub's cache has"
     )
-    check.add_argument("--adapter", action="append", default=[], metavar="DIR", help="a LoRA adapter of it (repeat)")
+    check.add_argument("--adapter", action="append", default=[], metavar="PATH", help="a LoRA adapter of it (repeat)")
     check.add_argument("--deep", action="store_true", help="repeat the trial of its class, and print the differences")
     check.add_argument(
         "--verify",

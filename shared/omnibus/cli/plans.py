@@ -18,6 +18,7 @@ from omnibus.cluster.monitor.plan_diff import plan_differences
 from omnibus.cluster.presence import ReadyExecutors
 from omnibus.errors import BadRequest, BusUnavailable, NotFound, StageUnavailable
 from omnibus.plan import Plan
+from omnibus.profile import ModelProfile
 from omnibus.settings import BusSettings, StoreSettings, read_settings
 from omnibus.store import Store
 from omnibus.up import runs
@@ -233,3 +234,12 @@ def _bus_url(options: argparse.Namespace) -> str:
         return "" if options.store else runs.read_state().nats_url
     except StageUnavailable:
         return ""
+
+
+async def store_profile(settings: StoreSettings, profile: ModelProfile) -> None:
+    """Put ``profile`` into the store of ``settings``."""
+    store = Store(settings)
+    try:
+        await store.put_profile(profile)
+    finally:
+        await store.close()

@@ -16,6 +16,8 @@ from omnibus.cli import app_target, plans
 from omnibus.cli.app_check import describe_app as load_app
 from omnibus.cli.format.tables import table_lines
 from omnibus.cli.output import print_json
+from omnibus.cli.parser import UsageError
+from omnibus.cli.profile_apps import measures_apps, profile_apps
 from omnibus.cli.progress import ProgressBar
 from omnibus.cli.up import load_declarations
 from omnibus.errors import BadRequest, Rejected
@@ -31,18 +33,21 @@ from omnibus.profiling.csv_workload import RowSampling
 from omnibus.profiling.measurements import MeasureSettings, OptionMeasurement
 from omnibus.profiling.run import ENGINE, ENGINE_PROFILE
 from omnibus.settings import StoreSettings, read_settings
-from omnibus.store import Store
 from omnibus.up.tiny_models import tiny_models
 
 CREDITS = "OMNIBUS_EXECUTOR_CREDITS"
 #: Credits of an executor for each concurrent request: a request returns its credit shortly after its end.
 _CREDITS_PER_REQUEST = 2
+#: Requests at a time at most, and seconds in which an option must start, unless asked otherwise.
+_MOST_AT_ONCE, _START_SECONDS = 64, 300.0
 #: The device of executors without GPUs.
 CPU = "cpu"
 
 
 async def profile_model(options: argparse.Namespace) -> int:
-    """Measure a model, write profile and plot, and print a table."""
+    """Measure a model, write profile and plot, and print a table. Requests that name apps measure these instead."""
+    if measures_apps(options):
+        return await profile_apps(options)
     store = _store_settings(options)  # before this command's own stack is the running one
     with ProgressBar(silent=options.json) as bar:
         spec = await _make_spec(options, bar)
@@ -60,7 +65,7 @@ async def profile_model(options: argparse.Namespace) -> int:
     write_file(out, msgspec.json.format(profile.encode_profile(result), indent=1) + b"\n")
     write_file(plot_file, plot.render_svg(result).encode())
     if store is not None:
-        await _store_profile(store, result)
+        await plans.store_profile(store, result)
     option_notes = [note for measurement in keeper.found.values() for note in measurement.notes]
     notes = [*spec.workload.notes, *spec.notes, *option_notes, *contradictions(result)]
     _print_profile(options, result, keeper.found, notes, [str(out), str(plot_file)])
@@ -96,7 +101,7 @@ async def _make_spec(options: argparse.Namespace, bar: ProgressBar) -> run.Profi
         ),
         env=_executor_environment(options),
         marks=_resume_marks(options),
-        start_within=options.start_within,
+        start_within=_START_SECONDS if options.start_within is None else options.start_within,
         notes=notes,
     )
 
@@ -139,6 +144,14 @@ def _resume_marks(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _check_options(options: argparse.Namespace) -> None:
+    missing = [name for name, value in (("app", options.app), ("--workload", options.workload)) if not value]
+    if missing:
+        names = ", ".join(missing)
+        raise UsageError(f"the following arguments are required: {names} (`omnibus profile --help`)")
+    if len(options.app) > 1:
+        raise BadRequest("name one model or app to measure, and its requests: omnibus profile MODEL --workload FILE")
+    if options.most is None:
+        options.most = _MOST_AT_ONCE
     for name, least in (
         ("seconds", 0.05),
         ("requests", 1),
@@ -166,7 +179,7 @@ def _default_device() -> str:
 
 async def _find_declarations(options: argparse.Namespace, bar: ProgressBar) -> tuple[str, str]:
     """Return the model, and the declarations that contain it."""
-    app = options.app
+    [app] = options.app
     if options.models:
         declarations = await load_declarations(argparse.Namespace(no_models=False, models=options.models, only=[]))
         declared_models = measured_model.model_names(declarations)
@@ -214,14 +227,6 @@ def _store_settings(options: argparse.Namespace) -> StoreSettings | None:
     """Return the settings of the profile's store, or None. The store is that of ``--store``, or with ``--put`` that of
     the running ``omnibus up``."""
     return plans.store_settings(options) if options.store or options.put else None
-
-
-async def _store_profile(settings: StoreSettings, profile: ModelProfile) -> None:
-    store = Store(settings)
-    try:
-        await store.put_profile(profile)
-    finally:
-        await store.close()
 
 
 def _print_failure(error: BaseException, output: io.StringIO, keeper: PartialProfile) -> None:

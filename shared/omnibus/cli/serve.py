@@ -8,7 +8,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 
 from omnibus import checkpoints
 from omnibus.checkpoints import precheck
+from omnibus.checkpoints.gguf_header import LLAMA_CPP, is_gguf, projector_notes
 from omnibus.checkpoints.report import Report
 from omnibus.checkpoints.safetensors import TensorHeader
 from omnibus.cli import serve_choices
@@ -30,7 +31,7 @@ from omnibus.cli.processes import run_summary
 from omnibus.cli.progress import ProgressBar
 from omnibus.cli.serve_choices import Machine
 from omnibus.errors import BadRequest, NotFound, OmnibusError, Rejected
-from omnibus.executor.settings import ExecutorSettings
+from omnibus.executor.settings import ExecutorSettings, float_dtype
 from omnibus.families import catalog, plugins
 from omnibus.families.specs import ABSENT, KNOWN
 from omnibus.process import run_module
@@ -135,7 +136,9 @@ def find_candidate(options: argparse.Namespace) -> FoundCheckpoint:
         raise BadRequest(f"--max-model-len must be a number of tokens, not {options.max_model_len}")
     directory = checkpoints.find_checkpoint(options.checkpoint)
     checkpoints.require_named_file(directory)
-    _require_known_architecture(precheck.read_model_type(directory))
+    usual_engine = serve_choices.choose_engine(directory, cpu_machine()) if _device(options) == "cpu" else ""
+    is_native = os.environ.get(_ENGINE, usual_engine) == LLAMA_CPP
+    _require_known_architecture(precheck.read_model_type(directory, is_native))
     tensors = precheck.require_whole(directory)
     if not tensors:
         pickles = any(directory.rglob("*.bin"))
@@ -207,8 +210,9 @@ def _choose_dtype(options: argparse.Namespace, candidate: FoundCheckpoint, machi
         return _LLAMA_CPP_DTYPE
     requested = options.dtype if options.dtype != "auto" else os.environ.get(_DTYPE, "auto")
     dtype = serve_choices.choose_dtype(requested, candidate.tensors, machine)
-    nbytes = serve_choices.loaded_bytes(candidate.tensors, dtype)
-    serve_choices.require_memory(candidate.name, nbytes, dtype, machine)
+    loaded = float_dtype(dtype)  # integers are made of loaded weights
+    nbytes = serve_choices.loaded_bytes(candidate.tensors, loaded)
+    serve_choices.require_memory(candidate.name, nbytes, loaded, machine)
     return dtype
 
 
@@ -220,15 +224,16 @@ async def _declare(
     command = partial(fork_server_command, fork_server) if fork_server else None
     machine = await _find_machine(_device(options), command)
     dtype, engine = _choose_dtype(options, candidate, machine), _choose_engine(candidate, machine)
-    report = await examine_checkpoint(options.checkpoint, dtype, command=command)
+    report = await examine_checkpoint(options.checkpoint, float_dtype(dtype), command=command)
     _require_complete(report, options.checkpoint)
     shape = serve_choices.choose_shape(report.family)
     batch = read_settings(ExecutorSettings).batch
     if engine:
         report = serve_choices.quantise_report(report, candidate.tensors)
-        batch = batch if _BATCH in os.environ else serve_choices.LLAMA_CPP_BATCH
+        if _BATCH not in os.environ and "thinker" in report.parts:
+            batch = serve_choices.LLAMA_CPP_BATCH
     cache = serve_choices.plan_cache(report, shape, options.max_model_len, batch, machine)
-    weights, note = report.dtype if engine else dtype, _note(report, cache)
+    weights, note = report.dtype if engine else dtype, "; ".join(_notes(report, cache))
     served = Served(candidate.name, report.family, candidate.checkpoint, machine.device, weights, *cache, note=note)
     (stack.directory / _SERVED_FILE).write_bytes(msgspec.json.encode(served))
     declaration = serve_choices.declare(served.model, report, served.checkpoint, shape, served.context)
@@ -263,11 +268,12 @@ def _require_complete(report: Report, checkpoint: str) -> None:
         )
 
 
-def _note(report: Report, cache: serve_choices.CachePlan) -> str:
+def _notes(report: Report, cache: serve_choices.CachePlan) -> Iterator[str]:
     longest = max((part.context for part in report.parts.values()), default=0)
-    if not cache.context or cache.context >= longest:
-        return ""
-    return f"the context is {cache.context} of {longest} tokens (--max-model-len, or memory)"
+    if cache.context and cache.context < longest:
+        yield f"the context is {cache.context} of {longest} tokens (--max-model-len, or memory)"
+    if is_gguf(Path(report.path)):
+        yield from projector_notes(Path(report.path))
 
 
 def _load_served(directory: str | Path) -> Served:

@@ -5,6 +5,7 @@ from typing import Any
 
 from omnibus.cli.output import add_output_options
 from omnibus.cli.serve_choices import DTYPES
+from omnibus.executor.settings import INT8
 
 
 def add_serve_command(commands: Any) -> None:
@@ -20,7 +21,8 @@ def add_serve_command(commands: Any) -> None:
         metavar="ADDRESS",
         help="on which the gateway listens: 127.0.0.1 (default), or 0.0.0.0, which is open to other machines",
     )
-    add("--dtype", choices=("auto", *DTYPES), default="auto", help="of the weights in memory (default: by the device)")
+    dtypes = ("auto", *DTYPES, INT8)
+    add("--dtype", choices=dtypes, default="auto", help="of the weights in memory (default: by the device)")
     add("--device", default="auto", metavar="NAME", help="such as cpu or cuda:1 (default: a GPU if there is one)")
     add(
         "--max-model-len", type=int, default=0, metavar="TOKENS",

@@ -10,19 +10,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from omnibus.checkpoints.gguf_header import GGUF_BLOCKS, is_gguf
+from omnibus.checkpoints.gguf_header import GGUF_BLOCKS, LLAMA_CPP, is_gguf
 from omnibus.checkpoints.report import Report
 from omnibus.checkpoints.safetensors import TensorHeader
 from omnibus.cli.format.models import option_bytes
 from omnibus.cli.format.tables import size_text
 from omnibus.errors import BadRequest
+from omnibus.executor.settings import INT8
 from omnibus.families import catalog
 from omnibus.spare_places import count_spare_places
 
 #: Bytes of a weight of each dtype that executors load.
 DTYPES: Mapping[str, int] = {"float32": 4, "bfloat16": 2, "float16": 2}
-#: The engine of GGUF files on a CPU, what it needs, and its sequences at a time: memory of all is taken at the start.
-LLAMA_CPP, _LLAMA_CPP_PACKAGE, LLAMA_CPP_BATCH = "omnibus_engines:llama_cpp", "xllamacpp", 4
+#: What llama.cpp needs, and its sequences at a time: memory of all is taken at the start.
+_LLAMA_CPP_PACKAGE, LLAMA_CPP_BATCH = "xllamacpp", 4
 #: Dtypes in headers of safetensors and of GGUF, and those that executors load them in.
 _STORED = {"F64": "float32", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 #: Memory of services, libraries and the arena beside weights and cache, an estimate.
@@ -78,9 +79,11 @@ def choose_engine(checkpoint: Path, machine: Machine) -> str:
 
 
 def quantise_report(report: Report, tensors: Sequence[TensorHeader]) -> Report:
-    """Return ``report`` with the weights of its only part as they are in its file."""
+    """Return ``report`` with the weights of its language model as they are in its file."""
     nbytes = sum(tensor.nbytes for tensor in tensors)
-    parts = {name: msgspec.structs.replace(part, nbytes=nbytes) for name, part in report.parts.items()}
+    parts = dict(report.parts)
+    if "thinker" in parts:
+        parts["thinker"] = msgspec.structs.replace(parts["thinker"], nbytes=nbytes)
     types = Counter[str]()
     for tensor in tensors:
         types[tensor.dtype] += tensor.nbytes
@@ -120,9 +123,11 @@ def choose_dtype(requested: str, tensors: Sequence[TensorHeader], machine: Machi
     """Return the dtype for ``requested``, which may be ``auto``.
 
     This is that of the weights on a GPU. On a CPU it is float32, unless the CPU multiplies bfloat16, or float32 weights
-    do not fit into its memory.
+    do not fit into its memory. Raises ``BadRequest`` for integers on a GPU.
     """
     stored = stored_dtype(tensors)
+    if requested == INT8 and not machine.is_cpu:
+        raise BadRequest(f"--dtype int8 is for CPUs: choose another one for {machine.device}, or --device cpu")
     if requested != "auto":
         return requested
     if not machine.is_cpu:

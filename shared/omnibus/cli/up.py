@@ -22,7 +22,7 @@ from omnibus.families import catalog
 from omnibus.process.logs import Log
 from omnibus.up.ports import require_free_port
 from omnibus.up.preflight import check_start
-from omnibus.up.real_models import REAL_APPS, real_models, real_settings, require_real_set
+from omnibus.up.real_models import REAL_APPS, REAL_PROFILE, real_models, real_settings, require_real_set
 from omnibus.up.stack import APPS_DIR, Stack
 from omnibus.up.tiny_models import tiny_models
 
@@ -49,7 +49,7 @@ async def run_up(options: argparse.Namespace) -> int:
             apps.extend(await register_everywhere(stack, options.app, bar.update))
 
         stack = Stack(
-            real_models() if options.real else await load_declarations(options, bar.update),
+            real_models(profile=_find_real_profile()) if options.real else await load_declarations(options, bar.update),
             name=options.name,
             port=options.port,
             gateways=options.gateways,
@@ -64,6 +64,12 @@ async def run_up(options: argparse.Namespace) -> int:
         async with stack:
             bar.close()
             return await _run_stack(stack, options, apps)
+
+
+def _find_real_profile() -> str:
+    """Return the path of the profile in the current directory that ``omnibus profile --real`` wrote; empty without."""
+    path = Path(REAL_PROFILE)
+    return str(path.resolve()) if path.is_file() else ""
 
 
 async def _check_apps(options: argparse.Namespace) -> None:
@@ -162,6 +168,11 @@ def _read_declarations(path: Path) -> str:
         raise BadRequest(f"--models {path}: {error.strerror}") from error
 
 
+def _plan_settings(declarations: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the settings of all plans in ``declarations``: of models, and of apps."""
+    return [declarations.get("apps", {}), *(model.get("planned", {}) for model in declarations["models"].values())]
+
+
 def _is_beside(checkpoint: str) -> bool:
     return checkpoint.startswith(("./", "../"))
 
@@ -179,7 +190,7 @@ def _resolve_paths(text: str, directory: Path) -> str:
     try:
         declarations = json.loads(text)
         models = list(declarations["models"].values())
-        profiles = [model["planned"] for model in models if model.get("planned", {}).get("profile")]
+        profiles = [each for each in _plan_settings(declarations) if each.get("profile")]
         for plan_settings in profiles:
             plan_settings["profile"] = str(directory / plan_settings["profile"])
         references = [(model, "checkpoint") for model in models]

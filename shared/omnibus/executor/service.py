@@ -14,6 +14,7 @@ from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import subject_token, task_name
 from omnibus.checkpoints import generation_config
 from omnibus.errors import BadRequest, OmnibusError
+from omnibus.executor import shared_process
 from omnibus.executor.energy_meters import open_meter
 from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
@@ -79,7 +80,7 @@ class ExecutorService:
             slots=min(source.batch, source.credits),
             device=source.device,
             inline=source.inline,
-            sampling=_read_sampling(source.checkpoint, components),
+            sampling=_read_sampling(shared_process.hosted_checkpoints(source, components)),
         )
 
     async def startup(self) -> None:
@@ -172,17 +173,18 @@ def _unit_task_names(settings: ExecutorSettings, components: Sequence[str]) -> l
     return [task_name(kinds[component], settings.model, component) for component in components]
 
 
-def _read_sampling(checkpoint: str, components: Sequence[str]) -> dict[str, float] | None:
-    """Return the sampling that ``checkpoint`` recommends for ``components``.
+def _read_sampling(hosted: Sequence[tuple[str, str]]) -> dict[str, float] | None:
+    """Return the sampling that checkpoints recommend for the ``hosted`` components.
 
     None if they do not choose tokens.
     """
-    language, talker = not {"thinker", *catalog.SPLIT}.isdisjoint(components), "talker" in components
-    if not language and not talker:
+    language = [checkpoint for component, checkpoint in hosted if component in ("thinker", *catalog.SPLIT)]
+    talkers = [checkpoint for component, checkpoint in hosted if component == "talker"]
+    if not language and not talkers:
         return None
-    sampling = generation_config.read_checkpoint_sampling(checkpoint)
     return {
         name: value
-        for name, value in sampling.items()
-        if (talker if name.startswith(generation_config.TALKER) else language)
+        for checkpoint in dict.fromkeys([*language, *talkers])
+        for name, value in generation_config.read_checkpoint_sampling(checkpoint).items()
+        if checkpoint in (talkers if name.startswith(generation_config.TALKER) else language)
     }

@@ -5,6 +5,14 @@ from typing import ClassVar
 
 from omnibus.settings import Settings
 
+#: A dtype of language models on a CPU: weights are 8-bit integers, everything else is float32.
+INT8 = "int8"
+
+
+def float_dtype(dtype: str) -> str:
+    """Return the dtype of activations, and of weights that are not integers."""
+    return "float32" if dtype == INT8 else dtype
+
 
 class ExecutorSettings(Settings, frozen=True):
     """One executor. Under ``omnibus up`` and in a cluster most of them are set by the plan."""
@@ -48,7 +56,8 @@ class ExecutorSettings(Settings, frozen=True):
     engine: str = "omnibus_engines:transformers"
     #: JSON file with times and sizes of a simulated executor; empty: ``checkpoint`` is that file.
     profile: str = ""
-    #: Torch device, and the type of weights and activations.
+    #: Torch device, and the type of weights and activations. ``int8`` (``omnibus_engines:transformers`` on a CPU):
+    #: float32, but weights of language models as 8-bit integers.
     device: str = "cpu"
     dtype: str = "float32"
     #: Whether a GPU copies directly from and to the arena (``cudaHostRegister``). This takes the memory of the whole

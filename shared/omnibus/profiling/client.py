@@ -7,6 +7,7 @@ import asyncio
 import base64
 import struct
 import time
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
@@ -70,9 +71,16 @@ class Client:
 
         Raises the gateway's error, typed, and ``StageUnavailable`` if the gateway does not answer.
         """
+        return await self._send_safely(self._send_chat(body, path))
+
+    async def call_app(self, target: str, body: bytes) -> TimedAnswer:
+        """Send ``body`` to the URL path ``target`` and read the whole answer. Raises the errors of ``send_chat``."""
+        return await self._send_safely(self._call_app(target, body))
+
+    async def _send_safely(self, sending: Coroutine[Any, Any, TimedAnswer]) -> TimedAnswer:
         try:
             async with asyncio.timeout(IDLE_TIMEOUT_SECONDS):
-                return await self._send_chat(body, path)
+                return await sending
         except (OSError, EOFError, ValueError, LookupError, asyncio.LimitOverrunError) as error:
             self.close()
             raise StageUnavailable(f"the gateway's answer broke off: {error!r}", stage="gateway") from error
@@ -82,25 +90,39 @@ class Client:
 
     async def _send_chat(self, body: bytes, path: str) -> TimedAnswer:
         began = time.perf_counter()
-        reader, writer = await self._open_connection()
         pin = b"x-omnibus-path: %b\r\n" % path.encode() if path else b""
+        reader, length = await self._post(b"/v1/chat/completions", body, pin)
+        events = _EventStreamReader(began)
+        if length >= 0:
+            events.feed_data(await reader.readexactly(length))
+        else:
+            await _read_chunks(reader, events.feed_data)
+        if not events.ended:
+            raise ValueError("it did not end with [DONE]")
+        return events.answer
+
+    async def _call_app(self, target: str, body: bytes) -> TimedAnswer:
+        began = time.perf_counter()
+        reader, length = await self._post(target.encode(), body)
+        if length >= 0:
+            await reader.readexactly(length)
+        else:
+            await _read_chunks(reader, lambda data: None)
+        return TimedAnswer(done=time.perf_counter() - began)
+
+    async def _post(self, target: bytes, body: bytes, pin: bytes = b"") -> tuple[asyncio.StreamReader, int]:
+        """Send ``body`` and read the head of its answer; return the length of the rest, -1 if it is chunked."""
+        reader, writer = await self._open_connection()
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nhost: profiler\r\ncontent-type: application/json\r\n"
-            b"content-length: %d\r\n%b\r\n" % (len(body), pin)
+            b"POST %b HTTP/1.1\r\nhost: profiler\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n%b\r\n" % (target, len(body), pin)
         )
         writer.write(body)
         await writer.drain()
         status, length = await _read_head(reader)
         if status != 200:
             raise _response_error(status, await reader.readexactly(length) if length else b"")
-        events = _EventStreamReader(began)
-        if length >= 0:
-            events.feed_data(await reader.readexactly(length))
-        else:
-            await _read_chunks(reader, events)
-        if not events.ended:
-            raise ValueError("it did not end with [DONE]")
-        return events.answer
+        return reader, length
 
     async def _open_connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if self._reader is None or self._writer is None or self._reader.at_eof():
@@ -169,9 +191,9 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, int]:
     return int(lines[0].split(b" ")[1]), length
 
 
-async def _read_chunks(reader: asyncio.StreamReader, events: _EventStreamReader) -> None:
+async def _read_chunks(reader: asyncio.StreamReader, feed: Callable[[bytes], None]) -> None:
     while size := int(await reader.readuntil(b"\r\n"), 16):
-        events.feed_data((await reader.readexactly(size + 2))[:-2])
+        feed((await reader.readexactly(size + 2))[:-2])
     await reader.readuntil(b"\r\n")
 
 

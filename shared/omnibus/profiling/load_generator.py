@@ -117,7 +117,10 @@ class ClosedLoop:
         while True:
             order = self._next_request()
             try:
-                answer = await client.send_chat(order.body, order.path)
+                target = order.request.target
+                answer = await (
+                    client.call_app(target, order.body) if target else client.send_chat(order.body, order.path)
+                )
             except Rejected as error:
                 raise BadRequest(f"{order.request.where} of the workload is rejected: {error.message}") from error
             self._ended.append((time.monotonic(), order, answer))

@@ -55,6 +55,18 @@ class ExecutorMonitor:
         prefix = subjects.subject_token(f"{model}-{option}-")
         return sum(count for id, count in self._ends.items() if id.startswith(prefix))
 
+    @property
+    def ready_statuses(self) -> list[ExecutorStatus]:
+        """The ready executors."""
+        return list(self._known.entries().values())
+
+    def find_status(self, executor: str) -> ExecutorStatus:
+        """Return the last status of ``executor``. Raises ``StageFailed`` if it is not ready."""
+        status = self._known.get(executor)
+        if status is None:
+            raise StageFailed(f"executor {executor} ended while it was measured", executor=executor)
+        return status
+
     async def wait_until(self, true: Callable[[], bool], seconds: float) -> bool:
         """Wait until ``true`` holds, and return False after ``seconds``. It is checked after each status."""
         return await self._known.wait_until(true, seconds)

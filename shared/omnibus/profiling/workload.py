@@ -58,6 +58,8 @@ class WorkloadRequest(msgspec.Struct, frozen=True):
     size: float
     where: str
     variants: "dict[str, WorkloadRequest]" = {}
+    #: URL path that takes the body, if it is not a chat.
+    target: str = ""
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -91,7 +93,7 @@ def read_workload(path: Path, subject: Subject, how: RowSampling = DEFAULT_SAMPL
     if path.name.endswith((".csv", ".csv.gz")):
         entries = list(csv_workload.sample_bodies(path, text, subject, how, notes))
     else:
-        entries = list(_json_entries(path, text))
+        entries = [(where, share, entry["body"]) for where, share, entry in json_entries(path, text)]
     parsed_requests = [_build_request(path, subject, how.seed, *entry) for entry in entries]
     parsed_requests = [request for request in parsed_requests if request.share > 0]
     if not parsed_requests:
@@ -108,7 +110,8 @@ def read_workload(path: Path, subject: Subject, how: RowSampling = DEFAULT_SAMPL
     )
 
 
-def _json_entries(path: Path, text: str) -> Iterator[tuple[str, float, dict[str, Any]]]:
+def json_entries(path: Path, text: str) -> Iterator[tuple[str, float, dict[str, Any]]]:
+    """Yield the place, the share and the entry of each request in JSON. Raises ``BadRequest`` with its place."""
     try:
         requests = json.loads(text)["requests"]
     except (ValueError, KeyError, TypeError) as error:
@@ -118,11 +121,11 @@ def _json_entries(path: Path, text: str) -> Iterator[tuple[str, float, dict[str,
     for index, entry in enumerate(requests if isinstance(requests, list) else []):
         where = f"requests[{index}]"
         if not isinstance(entry, dict) or not isinstance(entry.get("body"), dict):
-            raise BadRequest(f"{path}: {where} must have a `body`, an OpenAI chat request")
+            raise BadRequest(f"{path}: {where} must have a `body`, an object")
         share = entry.get("share", 1.0)
         if not isinstance(share, int | float) or not 0 <= share < float("inf"):
             raise BadRequest(f"{path}: the share of {where} must be a number, 0 or more, not {share!r}")
-        yield where, float(share), entry["body"]
+        yield where, float(share), entry
 
 
 def _add_variants(
@@ -144,7 +147,7 @@ def _add_variants(
 def _build_request(
     path: Path, subject: Subject, seed: int, where: str, share: float, body: dict[str, Any]
 ) -> WorkloadRequest:
-    reader = _MessageReader(path, seed, where)
+    reader = ChatMessageReader(path, seed, where)
     try:
         messages = [reader.convert_message(message) for message in body["messages"]]
         speaks = "audio" in (body.get("modalities") or ())
@@ -181,7 +184,7 @@ def _token_limit(body: dict[str, Any]) -> float:
     return float(limit) if isinstance(limit, int | float) else 0.0
 
 
-class _MessageReader:
+class ChatMessageReader:
     """Reads one request's messages: their media, and their total size."""
 
     def __init__(self, path: Path, seed: int, where: str) -> None:

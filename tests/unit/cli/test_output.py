@@ -10,7 +10,7 @@ import pytest
 
 from omnibus.cli import main
 from omnibus.cli.format import plan as plan_format
-from omnibus.cli.format.tables import column_lines, shorten_names, table_lines
+from omnibus.cli.format.tables import column_lines, shorten_names, table_lines, wrapped_lines
 from omnibus.cli.format.top import top_lines
 from omnibus.cli.main import _build_parser
 from omnibus.cli.output import print_json
@@ -169,3 +169,15 @@ def test_rows_of_other_tables_are_whole_on_any_screen(default_plan: Plan):
     assert [line.split()[0] for line in plan_rows if "/" in line.split(" ")[0]] == options
     assert all(name in history[1] for name in default_plan.models)
     assert [line.split()[0] for line in runs] == ["RUN", "8000", "a" * SCREEN]
+
+
+def test_cells_of_a_wide_table_take_several_lines():
+    rows = [["apps/" + "-".join(["component"] * 6), ", ".join(["recognize"] * 5), "1"], ["b", "c", "22"]]
+
+    lines = list(wrapped_lines(["OPTION", "RUNS", "GPUS"], rows, 50))
+
+    assert max(map(len, lines)) <= 50
+    text = "".join(line[: lines[0].index("RUNS")].rstrip() for line in lines[1:-1])
+    assert text == rows[0][0]
+    assert lines[-1].split() == rows[1]
+    assert list(wrapped_lines(["A", "B"], [["1", "2"]])) == list(table_lines(["A", "B"], [["1", "2"]]))

@@ -103,6 +103,13 @@ def test_weights_that_do_not_fit_are_refused_with_the_sizes_and_what_to_do():
     serve_choices.require_memory("big", 8 * GIB - SYSTEM_BYTES, "float32", cpu(8))
 
 
+def test_integers_are_chosen_on_request_and_refused_on_a_gpu():
+    assert serve_choices.choose_dtype("int8", WEIGHTS, cpu()) == "int8"
+
+    with pytest.raises(BadRequest, match="--dtype int8 is for CPUs: choose another one for cuda"):
+        serve_choices.choose_dtype("int8", WEIGHTS, Machine("cuda", 30 * GIB))
+
+
 @pytest.mark.parametrize(
     ("free_gib", "context", "plan"),
     [

@@ -19,14 +19,20 @@ from omnibus.process import run_module
 from omnibus.suggestions import closest_name
 from omnibus_planner.declared import declarations_file
 from omnibus_planner.declared.model import DeclaredModel, DeclaredPath
-from omnibus_planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel, TailLatencyGoals
+from omnibus_planner.declared.planned_spec import (
+    DeclaredNode,
+    GpuType,
+    PlannedModel,
+    TailLatencyGoals,
+    TypeLatencyGoals,
+)
 
 _FORM = '{"models": {"NAME": {"family": "...", "checkpoint": "..."}}}'
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _NAMED_MODEL = re.compile(r"^model ([^:\s]+): ")
 _AREAS: tuple[type[msgspec.Struct], ...] = (
     declarations_file.Declarations, DeclaredModel, DeclaredPath, DeploymentOption, ImageDefaults, PlannedModel,
-    TailLatencyGoals, GpuType, DeclaredNode,
+    TailLatencyGoals, TypeLatencyGoals, GpuType, DeclaredNode,
 )  # fmt: skip
 
 

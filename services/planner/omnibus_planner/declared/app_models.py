@@ -5,7 +5,7 @@ classes for executors to import, as a JSON list of ``TaskRecord``.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -26,7 +26,7 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 @dataclass
-class _AppTask:
+class AppTask:
     """A unit task of apps: its first app, and all apps that use it."""
 
     record: TaskRecord
@@ -38,8 +38,10 @@ class _AppTask:
         return self.record.component or self.record.kind
 
 
-def app_models(apps: Mapping[str, AppRecord], declared_models: Mapping[str, ModelPlan]) -> dict[str, ModelPlan]:
-    """Return models for the own unit tasks of ``apps``.
+def app_models(
+    apps: Mapping[str, AppRecord], declared_models: Mapping[str, ModelPlan], hosted_tasks: Collection[str] = ()
+) -> dict[str, ModelPlan]:
+    """Return models for the own unit tasks of ``apps`` without ``hosted_tasks``.
 
     They do not include the ``declared_models`` ones. A task that cannot be served is logged and left out: one app's
     fault must not stop the others.
@@ -47,8 +49,11 @@ def app_models(apps: Mapping[str, AppRecord], declared_models: Mapping[str, Mode
     models: dict[str, ModelPlan] = {}
     names = BusNames()
     for name, model in declared_models.items():
+        if model.apps:  # shared processes, whose unit tasks have the names of their own models
+            continue
         names.claim_names(name, model, shared_components(model))
-    for name, tasks in _group_by_model(_collect_tasks(apps), declared_models).items():
+    tasks_left = [task for task in collect_tasks(apps) if task.record.name not in hosted_tasks]
+    for name, tasks in _group_by_model(tasks_left, declared_models).items():
         plan = _build_model_plan(tasks)
         try:
             names.claim_names(name, plan, {})
@@ -59,13 +64,13 @@ def app_models(apps: Mapping[str, AppRecord], declared_models: Mapping[str, Mode
     return models
 
 
-def _collect_tasks(apps: Mapping[str, AppRecord]) -> list[_AppTask]:
+def collect_tasks(apps: Mapping[str, AppRecord]) -> list[AppTask]:
     """Collect own unit tasks by name, first those of older apps.
 
     So running tasks stay as they are when an app is registered. If a task has new code, the newest version counts.
     Executors of the old code serve until the new ones are ready.
     """
-    tasks_by_name: dict[str, _AppTask] = {}
+    tasks_by_name: dict[str, AppTask] = {}
     newest: dict[str, float] = {}
     for app in sorted(apps.values(), key=lambda app: (app.created, app.name)):
         for record in app.tasks:
@@ -84,7 +89,7 @@ def _collect_tasks(apps: Mapping[str, AppRecord]) -> list[_AppTask]:
                 log.error("unit task %r of app %r is not served: %s", record.name, app.name, fault)
                 continue
             name = base_app_name(app.name)
-            own = tasks_by_name.setdefault(record.name, _AppTask(record, name))
+            own = tasks_by_name.setdefault(record.name, AppTask(record, name))
             own.apps.add(name)
             if app.updated >= newest.get(record.name, 0.0):
                 newest[record.name], own.record = app.updated, record
@@ -108,11 +113,11 @@ def _find_fault(app: AppRecord, record: TaskRecord) -> str:
     return "" if module and name else f"{record.cls!r} names no module:Class"
 
 
-def _group_by_model(tasks: list[_AppTask], declared_models: Mapping[str, ModelPlan]) -> dict[str, dict[str, _AppTask]]:
+def _group_by_model(tasks: list[AppTask], declared_models: Mapping[str, ModelPlan]) -> dict[str, dict[str, AppTask]]:
     """Group the tasks of one model by component. A task whose name is in use becomes a separate model."""
-    groups: dict[str, dict[str, _AppTask]] = {}
+    groups: dict[str, dict[str, AppTask]] = {}
 
-    def is_free(model: str, own: _AppTask) -> bool:
+    def is_free(model: str, own: AppTask) -> bool:
         # Executors restart when their model changes, so other apps' models are not changed.
         other_tasks = groups.get(model, {})
         return (
@@ -131,7 +136,7 @@ def _group_by_model(tasks: list[_AppTask], declared_models: Mapping[str, ModelPl
     return groups
 
 
-def _build_model_plan(tasks: Mapping[str, _AppTask]) -> ModelPlan:
+def _build_model_plan(tasks: Mapping[str, AppTask]) -> ModelPlan:
     components = tuple(sorted(tasks))
     path = Path(">".join(components), {part: part for part in components}, 1.0)
     return ModelPlan(
@@ -146,6 +151,6 @@ def _build_model_plan(tasks: Mapping[str, _AppTask]) -> ModelPlan:
     )
 
 
-def _app_names(tasks: Mapping[str, _AppTask]) -> Iterator[str]:
+def _app_names(tasks: Mapping[str, AppTask]) -> Iterator[str]:
     for own in tasks.values():
         yield from own.apps

@@ -29,12 +29,13 @@ import msgspec
 from omnibus.cells import join_cells
 from omnibus.errors import BadRequest
 from omnibus.graph import UNREADABLE
-from omnibus.plan import DeploymentOption, ModelPlan, Path, PriceList, cut_paths, request_type
+from omnibus.plan import CPU, DeploymentOption, ModelPlan, Path, PriceList, cut_paths, request_type
 from omnibus_planner.declared import shared_components
 from omnibus_planner.declared.bus_names import BusNames
 from omnibus_planner.declared.equal_components import share_equal_components
 from omnibus_planner.declared.model import DeclaredModel, DeclaredPath, Model, require_valid_model
-from omnibus_planner.declared.planned_spec import DeclaredNode, GpuType, check_gpus
+from omnibus_planner.declared.planned_spec import DeclaredNode, GpuType, PlannedModel, check_gpus, check_planned_model
+from omnibus_planner.declared.shared_processes import APPS, AppsModel
 
 __all__ = ["Declarations", "DeclaredModel", "build_static_plans", "planned_models", "read_declarations", "read_models"]
 
@@ -45,6 +46,8 @@ class Declarations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: dict[str, DeclaredNode] = {}
     #: Of the prices of ``gpus``, as "EUR"; empty: they compare options, and requests have no price in money.
     currency: str = ""
+    #: Plan of the processes that components of apps share (``shared_processes``).
+    apps: PlannedModel | None = None
 
     @property
     def prices(self) -> PriceList:
@@ -68,6 +71,7 @@ def read_declarations(path: str) -> Declarations:
     try:
         declarations = msgspec.json.decode(File(path).read_bytes(), type=Declarations)
         check_gpus(declarations.gpus, declarations.nodes, declarations.currency)
+        _check_apps(declarations)
         return declarations
     except BadRequest as error:
         raise BadRequest(f"{path}: {error.message}") from error
@@ -75,6 +79,19 @@ def read_declarations(path: str) -> Declarations:
         raise BadRequest(f"OMNIBUS_PLANNER_MODELS={path!r} cannot be read: {error.strerror}") from error
     except UNREADABLE as error:
         raise BadRequest(f"{path}: {error}") from error
+
+
+def _check_apps(declarations: Declarations) -> None:
+    """Raise ``BadRequest`` for a plan of apps that the planner cannot follow."""
+    if declarations.apps is None:
+        return
+    check_planned_model(APPS, declarations.apps)
+    if APPS in declarations.models:
+        raise BadRequest(f"a model cannot be named {APPS!r} if apps are planned: give it another name")
+    if declarations.apps.cells or declarations.apps.policy:
+        raise BadRequest("apps support neither cells nor policies: leave 'cells' and 'policy' out")
+    if not declarations.gpus and not declarations.nodes:
+        raise BadRequest(f"apps need places for their processes: declare 'gpus' with a count of {CPU!r}")
 
 
 def build_static_plans(models: Mapping[str, DeclaredModel]) -> dict[str, ModelPlan]:
@@ -120,9 +137,10 @@ def _check_adapter_names(models: Mapping[str, DeclaredModel]) -> None:
             )
 
 
-def planned_models(models: Mapping[str, DeclaredModel]) -> dict[str, Model]:
-    """Return the models to plan."""
-    return {name: model for name, model in _complete_models(models).items() if model.planned is not None}
+def planned_models(models: Mapping[str, DeclaredModel], apps: PlannedModel | None = None) -> dict[str, Model]:
+    """Return the models to plan. One of them stands for the components of ``apps``, if these are planned."""
+    own: dict[str, Model] = {} if apps is None else {APPS: AppsModel(apps)}
+    return own | {name: model for name, model in _complete_models(models).items() if model.planned is not None}
 
 
 def _build_plan(model: Model, models: Mapping[str, Model]) -> ModelPlan:

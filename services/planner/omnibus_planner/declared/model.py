@@ -1,6 +1,6 @@
 """One declared model: completed from its family, and checked alone."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, TypeVar
 
@@ -131,7 +131,8 @@ class Model:
 
     def build_plan(self, options: dict[str, DeploymentOption], types: dict[str, tuple[Path, ...]]) -> ModelPlan:
         """Return the model deployed as ``options``, with paths by request type."""
-        goals = self.planned.goals if self.planned is not None else planned_spec.TailLatencyGoals()
+        planned = self.planned.goals if self.planned is not None else planned_spec.TailLatencyGoals()
+        goals = planned.of_model()
         return ModelPlan(
             family=self.declared.family,
             checkpoint=self.declared.checkpoint,
@@ -142,13 +143,14 @@ class Model:
             voices=self.voices,
             context=self.declared.context,
             tasks={component: self.unit_task_name(component) for component in self.components},
-            ttft=goals.first_token,
-            tbt=goals.token,
+            ttft=goals.tightest("first_token"),
+            tbt=goals.tightest("token"),
             image_defaults=self.declared.image_defaults,
-            goals=goals.active_goals(),
+            goals=dict(goals.usual),
             adapters=self.declared.adapters,
             speech_detector=self.declared.speech_detector or msgspec.UNSET,
             sampling_defaults=self._declared_sampling() or msgspec.UNSET,
+            type_goals={parts: dict(each) for parts, each in goals.types.items()} or msgspec.UNSET,
         )
 
     def _declared_sampling(self) -> SamplingDefaults | None:
@@ -159,6 +161,10 @@ class Model:
     def unit_task_name(self, component: str) -> str:
         """Return the name of the unit task of ``component``, maybe another model's."""
         return task_name(self.kinds[component], self.shares.get(component, self.name), component)
+
+    def option_name(self, components: Sequence[str]) -> str:
+        """Return the name of an option with ``components`` that has no name yet."""
+        return "-".join(components)
 
     def request_types(self) -> Iterator[frozenset[str]]:
         """Yield all sets of components that a request may use.
@@ -270,6 +276,11 @@ def _check_planned(model: Model, planned_model: planned_spec.PlannedModel) -> No
             not is_declared, model.name, f"is planned, so it cannot have {field!r}: leave one of them out"
         )
     planned_spec.check_planned_model(model.name, planned_model)
+    for parts in planned_model.goals.types:
+        require_valid_model(
+            set(parts.split("+")) <= set(model.components), model.name,
+            f"planned goals.types names {parts!r}: give components, joined by '+', of {', '.join(model.components)}",
+        )  # fmt: skip
 
 
 def _check_deployment(model: Model) -> None:

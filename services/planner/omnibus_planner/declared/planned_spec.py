@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from omnibus.errors import BadRequest
+from omnibus.plan_goals import ModelGoals
 
 #: Planning goals: most requests within the GPUs, or fewest GPUs for a rate.
 THROUGHPUT, GPUS = "throughput", "gpus"
@@ -55,7 +56,7 @@ class DeclaredNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link_gb_s: float | None = None
 
 
-class TailLatencyGoals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TypeLatencyGoals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """99th percentiles to keep, in seconds; ``real_time`` is seconds needed per second of speech. 0: any."""
 
     first_token: float = 0.0
@@ -66,7 +67,21 @@ class TailLatencyGoals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def active_goals(self) -> dict[str, float]:
         """Return the goals that are not 0."""
-        return {name: value for name, value in msgspec.structs.asdict(self).items() if value}
+        return {name: value for name in TypeLatencyGoals.__struct_fields__ if (value := getattr(self, name))}
+
+
+class TailLatencyGoals(TypeLatencyGoals, frozen=True, forbid_unknown_fields=True):
+    """Goals of all requests. ``types`` replace single figures for requests that use the components of a key.
+
+    For example, ``{"first_token": 0.5, "types": {"vision": {"first_token": 2.0}}}`` gives images more time.
+    """
+
+    types: dict[str, TypeLatencyGoals] = {}
+
+    def of_model(self) -> ModelGoals:
+        """Return all goals that are not 0."""
+        types = {parts: goals.active_goals() for parts, goals in self.types.items()}
+        return ModelGoals(self.active_goals(), {parts: goals for parts, goals in types.items() if goals})
 
 
 class PlannedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -187,6 +202,8 @@ def _require_valid(good: bool, fault: str) -> None:
 def _numeric_fields(planned_model: PlannedModel) -> Iterator[tuple[str, float]]:
     yield "rate", planned_model.rate
     yield "headroom", planned_model.headroom
-    yield from ((f"goals.{name}", value) for name, value in msgspec.structs.asdict(planned_model.goals).items())
+    goals = planned_model.goals
+    for label, each in (("goals", goals), *((f"goals.types.{parts}", each) for parts, each in goals.types.items())):
+        yield from ((f"{label}.{name}", getattr(each, name)) for name in TypeLatencyGoals.__struct_fields__)
     for mix in (planned_model.mix or {}, *planned_model.mixes):
         yield from ((f"the share of {kind}", share) for kind, share in mix.items())

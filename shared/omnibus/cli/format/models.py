@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus.checkpoints import is_id
+from omnibus.checkpoints.gguf_header import GGUF_BLOCKS, LLAMA_CPP, MULTIMODAL, is_gguf, read_gguf_header
 from omnibus.checkpoints.packaged import INSTALL_ALL, OTHER_LICENCES, PACKAGED
 from omnibus.checkpoints.report import ComponentReport, Report, TrialReport
 from omnibus.cli.format.tables import field_lines, size_text, table_lines
@@ -202,6 +203,16 @@ def shortest_declaration(report: Report, checkpoint: str, adapters: Sequence[str
     declaration: dict[str, Any] = {"family": report.family, "checkpoint": path}
     if adapters:
         declaration["adapters"] = dict(map(_name_and_path, adapters))
+    sees = report.family == MULTIMODAL and is_gguf(Path(path))
+    is_scaled = bool(report.family) and is_gguf(Path(path)) and read_gguf_header(Path(path)).scaling
+    if sees or is_scaled or any(is_gguf(Path(adapter)) for adapter in adapters):
+        name_of_option = "EL" if sees else "L"
+        option = catalog.find_family(report.family)["options"][name_of_option]
+        run = {field: option[field] for field in ("components", "service")}
+        declaration |= {
+            "options": {name_of_option: {**run, "engine": LLAMA_CPP}},
+            "paths": [{"options": [name_of_option]}],
+        }
     return {"models": {name: declaration}}
 
 
@@ -261,7 +272,7 @@ def _stored_text(report: Report) -> str:
 
 def _dtype_text(report: Report) -> str:
     hint = f" (executors load {DEFAULT_DTYPE} unless OMNIBUS_EXECUTOR_DTYPE={report.dtype})"
-    return report.dtype + ("" if report.dtype == DEFAULT_DTYPE else hint)
+    return report.dtype + ("" if report.dtype == DEFAULT_DTYPE or report.dtype in GGUF_BLOCKS else hint)
 
 
 def _unexpected_faults(report: Report, part: ComponentReport) -> list[str]:

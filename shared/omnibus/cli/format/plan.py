@@ -6,7 +6,7 @@ from typing import Any
 
 from omnibus.cells import base_option, cell_shares, has_cells
 from omnibus.cli.format.planned import planned_lines
-from omnibus.cli.format.tables import field_lines, table_lines
+from omnibus.cli.format.tables import field_lines, table_lines, wrapped_lines
 from omnibus.cluster.desired import ExecutorKind, replica_counts
 from omnibus.cluster.monitor.plan_diff import path_shares
 from omnibus.plan import ModelPlan, Plan
@@ -27,10 +27,10 @@ def plan_lines(plan: Plan, up: Up) -> Iterator[str]:
         for kind, found in model.types.items()
         for path, share in path_shares(found)
     ]
-    yield from table_lines(["OPTION", "RUNS", "SERVICE", "GPUS", "REPLICAS", "UP"], options)
+    yield from wrapped_lines(["OPTION", "RUNS", "SERVICE", "GPUS", "REPLICAS", "UP"], options)
     if paths:
         yield ""
-        yield from table_lines(["MODEL", "REQUEST TYPE", "PATH", "SHARE"], paths)
+        yield from wrapped_lines(["MODEL", "REQUEST TYPE", "PATH", "SHARE"], paths)
     if plan.explain:
         yield ""
         yield from explain_lines(plan.explain)
@@ -130,8 +130,9 @@ def _option_row(name: str, model: ModelPlan, option: str, up: Up) -> list[str]:
         return [f"{name}/{option}", ", ".join(deployment.components), f"that of {deployment.of}", "", "", ""]
     there = "?" if up is None else str(up.get(ExecutorKind(name, option, model.option_origin(option)), 0))
     gpus, replicas = str(deployment.gpus or "-"), str(deployment.replicas)
-    if deployment.spare_count:
-        replicas = f"{replicas} ({deployment.spare_count} spare)"
+    notes = {"spare": deployment.spare_count, "in flight": deployment.credits or 0}
+    if any(notes.values()):
+        replicas += f" ({', '.join(f'{count} {note}' for note, count in notes.items() if count)})"
     return [f"{name}/{option}", ", ".join(deployment.components), deployment.service, gpus, replicas, there]
 
 

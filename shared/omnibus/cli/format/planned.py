@@ -1,10 +1,13 @@
 """Texts for planned models: the expected load and latency of each, and the deployments and links that they share."""
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from omnibus.cli.format.tables import table_lines
+from omnibus.cli.format.tables import wrapped_lines
 
+#: Characters of a line, and the beginning of a line that continues another one.
+_WIDTH_CHARS, _INDENT = 80, " " * 4
 #: Notes of a model that are lists or tables of names.
 _NOTES = {
     "unserved": "no executor runs",
@@ -18,7 +21,10 @@ def planned_lines(plan_values: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines for ``explain["planned"]`` of a plan."""
     models = plan_values.get("models", {})
     for name, model in models.items():
-        yield from _model_lines(name, model)
+        for line in _model_lines(name, model):
+            yield from textwrap.wrap(
+                line, _WIDTH_CHARS, subsequent_indent=_INDENT, break_on_hyphens=False, break_long_words=False
+            )
         yield ""
     yield from _option_lines(models)
     yield ""
@@ -63,6 +69,9 @@ def _promise_lines(promise: Any) -> Iterator[str]:
     yield f"  {solver} req/s by the solver, {simulation} req/s simulated{suffix} ({rounds}){policy}"
     if promise.get("goodput"):
         yield f"  {_number_text(promise['goodput'])} req/s of which 99 of 100 are within the goals, simulated"
+    if promise.get("curve"):
+        points = [f"{_share_text(each.get('load'))} {_number_text(each.get('goodput'))}" for each in promise["curve"]]
+        yield f"  served in time by load: {', '.join(points)} req/s"
 
 
 def _option_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -78,7 +87,7 @@ def _option_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         for name, model in models.items()
         for option, use in model.get("options", {}).items()
     ]
-    yield from table_lines(["OPTION", "REPLICAS", "GPUS", "BUSY", "WAIT", ""], rows)
+    yield from wrapped_lines(["OPTION", "REPLICAS", "GPUS", "BUSY", "WAIT", ""], rows)
 
 
 def _type_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -94,7 +103,7 @@ def _type_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         for name, model in models.items()
         for kind, each in model.get("types", {}).items()
     ]
-    yield from table_lines(["MODEL", "REQUEST TYPE", "REQ/S", "ALONE", "LATENCY", "P99"], rows)
+    yield from wrapped_lines(["MODEL", "REQUEST TYPE", "REQ/S", "ALONE", "LATENCY", "P99"], rows)
 
 
 def _deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
@@ -111,7 +120,7 @@ def _deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
     if deployment.get("nodes"):
         yield f"on nodes: {_list_text(deployment['nodes'])}"
     if deployment.get("alternatives"):
-        yield from table_lines(
+        yield from wrapped_lines(
             ["WITHOUT", "SERVES", "GPUS", "PRICE"], [_alternative_row(each) for each in deployment["alternatives"]]
         )
 
@@ -128,7 +137,7 @@ def _link_lines(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         ]
         for each in links
     ]
-    yield from table_lines(["FROM NODE", "TO NODE", "GB/S", "LINK GB/S", "BUSY"], rows)
+    yield from wrapped_lines(["FROM NODE", "TO NODE", "GB/S", "LINK GB/S", "BUSY"], rows)
 
 
 def _alternative_row(each: Mapping[str, Any]) -> Sequence[str]:

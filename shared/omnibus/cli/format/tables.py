@@ -1,9 +1,15 @@
 """Tables and fields as lines for people."""
 
+import re
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 #: Minimum characters of names, and of the words in a last column, on a narrow screen.
 _MIN_NAME_CHARS, _MIN_WORDS_CHARS = 12, 12
+#: Minimum characters of a column whose cells are wrapped.
+_MIN_WRAPPED_CHARS = 14
+#: Part of a cell that stays on one line.
+_UNBROKEN = re.compile(r"[^-+>,/ ]*[-+>,/ ]*")
 
 
 def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -11,6 +17,19 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     for row in [head, *rows]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def wrapped_lines(head: Sequence[str], rows: Sequence[Sequence[str]], width: int = 80) -> Iterator[str]:
+    """Yield a table of at most ``width`` characters, if possible: cells of the widest columns take several lines."""
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    while (over := sum(widths) + 2 * (len(widths) - 1) - width) > 0 and max(widths) > _MIN_WRAPPED_CHARS:
+        widest = widths.index(max(widths))
+        second = max([*(each for each in widths if each < widths[widest]), _MIN_WRAPPED_CHARS])
+        widths[widest] = max(widths[widest] - over, min(second, widths[widest] - 1), _MIN_WRAPPED_CHARS)
+    for row in [head, *rows]:
+        cells = [list(_wrap_cell(cell, chars)) for cell, chars in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            yield "  ".join(part.ljust(chars) for part, chars in zip(parts, widths, strict=True)).rstrip()
 
 
 def field_lines(fields: dict[str, str]) -> Iterator[str]:
@@ -92,3 +111,14 @@ def size_text(nbytes: float) -> str:
             break
         value /= 1024
     return f"{value:.0f} {unit}" if unit == "B" or value >= 1000 else f"{value:.3g} {unit}"
+
+
+def _wrap_cell(text: str, width: int) -> Iterator[str]:
+    """Yield ``text`` in lines of at most ``width`` characters. A longer part of a name stays whole."""
+    line = ""
+    for part in filter(None, _UNBROKEN.findall(text)):
+        if line and len(line) + len(part.rstrip()) > width:
+            yield line.rstrip()
+            line = ""
+        line += part
+    yield line.rstrip()
