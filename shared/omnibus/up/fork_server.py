@@ -36,6 +36,7 @@ from omnibus.process.spec import python_command
 from omnibus.service import set_log_level
 from omnibus.settings import ServiceSettings, UpSettings, read_settings
 from omnibus.up import fork_client
+from omnibus.up.clean_pages import drop_clean_pages
 
 _READ_BYTES = 1 << 16  # bytes
 _DESCRIPTOR_COUNT = 4  # standard input, output and error, and the lifeline
@@ -323,7 +324,9 @@ def main(arguments: Sequence[str]) -> NoReturn:
 
     An argument ``module:function:text`` also calls a function of the module with ``text``.
     """
-    gc.disable()  # garbage freed before a fork leaves holes, whose reuse costs each child a copy of the page
+    # Garbage of the imports is never freed. A search for it takes half a second, and each child would get a copy of
+    # the pages whose holes it reuses.
+    gc.disable()
     for argument in arguments[1:]:
         name, *call = argument.split(":", 2)
         module = importlib.import_module(name)
@@ -332,8 +335,8 @@ def main(arguments: Sequence[str]) -> NoReturn:
             getattr(module, function)(text)
     set_log_level(read_settings(ServiceSettings, os.environ).log_level)
     warnings = [warn_of_threads(), warn_of_gpu_drivers()]
-    gc.collect()
     gc.freeze()
+    drop_clean_pages()
     ForkServer(_open_listener(arguments[0]), shares_modules=not any(warnings)).serve()
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 from omnibus import checkpoints
 from omnibus.checkpoints.adapters import read_adapter
-from omnibus.checkpoints.gguf_header import is_gguf
+from omnibus.checkpoints.gguf_adapters import require_fitting_adapter
+from omnibus.checkpoints.gguf_header import LLAMA_CPP, is_gguf
 from omnibus.checkpoints.heads import key_value_heads, require_whole_heads
 from omnibus.checkpoints.precheck import require_usable
 from omnibus.errors import BadRequest, OmnibusError
-from omnibus.executor.settings import ExecutorSettings
+from omnibus.executor.settings import INT8, ExecutorSettings
 from omnibus.families.plugins import current_engine
 from omnibus.families.specs import KNOWN, RETRIEVAL
 from omnibus.process import run_module
@@ -24,7 +25,7 @@ from omnibus.settings import SidecarSettings, read_settings
 from omnibus.up.shm import SHARED_MEMORY
 
 CHECK_TIMEOUT_SECONDS = 60.0
-_DTYPES = ("float32", "bfloat16", "float16")
+_DTYPES = ("float32", "bfloat16", "float16", INT8)
 _MIB = 1 << 20
 _SIMULATED = "omnibus_engines:sim"
 _VLLM = "omnibus_engines:vllm"
@@ -97,13 +98,18 @@ def _check_adapters(directory: Path, model: Mapping[str, Any], settings: Executo
 
     Whether they fit the model is checked when it loads, and by `omnibus models check`.
     """
-    if not _engines(model, settings) <= _LOADING:
+    is_native = LLAMA_CPP in map(current_engine, model["engines"] or [settings.engine])
+    if not is_native and not _engines(model, settings) <= _LOADING:
         return
     for name, checkpoint in model["adapters"].items():
         if settings.download and checkpoints.is_id(checkpoint):
             continue
         try:
-            read_adapter(_find_directory(directory, checkpoint))
+            path = _find_directory(directory, checkpoint)
+            if is_native:
+                require_fitting_adapter(path, _find_directory(directory, str(model["checkpoint"])))
+            else:
+                read_adapter(path)
         except OmnibusError as error:
             raise BadRequest(f"model {model['name']}, adapter {name}: {error.message}") from error
 
@@ -153,5 +159,7 @@ async def _check_device(settings: ExecutorSettings) -> None:
     if settings.dtype not in _DTYPES:
         choices = " or ".join(f"`{each}`" for each in _DTYPES)
         raise BadRequest(f"OMNIBUS_EXECUTOR_DTYPE must be {choices}, not {settings.dtype!r}")
+    if settings.dtype == INT8 and settings.device.partition(":")[0] != "cpu":
+        raise BadRequest(f"OMNIBUS_EXECUTOR_DTYPE=int8 is for CPUs: choose another one for {settings.device}")
     if settings.device != ExecutorSettings().device and settings.engine == ExecutorSettings().engine:
         await run_module.call_module("omnibus_models.device", settings.device, within=CHECK_TIMEOUT_SECONDS)

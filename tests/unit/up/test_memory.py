@@ -5,7 +5,7 @@ import pytest
 from tests.bench import up
 
 #: A tenth more than the system takes. Pages of library files count less while other processes map them too.
-MAX_MIB = 900.0
+MAX_MIB = 690.0
 
 
 @pytest.mark.skipif(not hasattr(up.psutil.Process, "memory_maps"), reason="only Linux counts shared pages")

@@ -50,6 +50,11 @@ MISTAKES = {
                                      "adapters": {"poet": "./empty"}}}}),
         "model b, adapter poet: adapter .*empty: it has no adapter_config.json",
     ),
+    "an adapter of PEFT for llama.cpp": (
+        '{"models": {"a": {"family": "qwen2", "checkpoint": "./gguf/whole.gguf", "adapters": {"poet": "./empty"}, "options": {"L": '
+        '{"components": ["thinker"], "service": "llm", "engine": "omnibus_engines:llama_cpp"}}, "paths": [{"options": ["L"]}]}}}',
+        "model a, adapter poet: adapter .*empty is not a GGUF file",
+    ),
     "heads that cannot be split": (
         json.dumps({"models": {"a": split_thinker(7)}}),
         "model a, option Th: . heads of keys and values cannot be split over 7 GPUs: set the option's `gpus` to a divisor or a multiple",
@@ -134,6 +139,7 @@ async def test_what_executors_download_or_other_engines_load_is_left_to_them(tmp
         ({"OMNIBUS_PLANNER_WINDOW": "abc"}, "OMNIBUS_PLANNER_WINDOW='abc': a number is expected"),
         ({"OMNIBUS_SIDECAR_ARENA_MIB": "99999999999"}, "/dev/shm has .* reduce OMNIBUS_SIDECAR_ARENA_MIB"),
         ({"OMNIBUS_EXECUTOR_DTYPE": "float99"}, "OMNIBUS_EXECUTOR_DTYPE must be `float32` or `bfloat16`"),
+        ({"OMNIBUS_EXECUTOR_DTYPE": "int8", "OMNIBUS_EXECUTOR_DEVICE": "cuda:0"}, "int8 is for CPUs: .* for cuda:0"),
         ({"OMNIBUS_EXECUTOR_DEVICE": "nowhere"}, "OMNIBUS_EXECUTOR_DEVICE='nowhere': .*`cpu` always works"),
     ],
 )
