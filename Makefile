@@ -45,7 +45,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV CLIENTS_VENV OPENAI2_VEN
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-real paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-llama-cpp install-real install-weights install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench gpu-check lab fuzz chaos chart-lint chart-template hashes release up down clean
+.PHONY: help install demo demo-real paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-llama-cpp install-real install-weights install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench gpu-check lab plans fuzz chaos chart-lint chart-template hashes release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -155,6 +155,9 @@ bench: $(VENV)/.dev ## Measure, into bench-results.json (ONLY=words picks by nam
 
 gpu-check: $(VENV)/.run ## Compare engines on this machine's GPU with the plain libraries (ARGS=--tiny: on the CPU)
 	$(BIN)/python -m tests.gpu $(ARGS)
+
+plans: $(VENV)/.dev ## Compare curves of plans with running systems of simulated engines, 12 mixes on 2, 4 and 8 GPUs (3 hours)
+	$(BIN)/python -m tests.bench.live_plans --curve $(ARGS)
 
 lab: $(VENV)/.dev ## Repeat the papers' experiments that the code has changed for, and write docs/lab.md (ARGS=--all)
 	$(BIN)/python -m omnibus_planner.lab --write $(ARGS)

@@ -30,7 +30,7 @@ KINDS = {
     "waveform": "speech equals that of `generate`, to one step of 16 bits",
     "pixels": "an image equals that of the library's pipeline before rounding; shapes agree exactly",
     "video": "frames equal those of the library's pipeline before rounding, and audio to 1e-5; shapes agree exactly",
-    "vectors": "the vector of a text or an image equals that of the library, to 1e-5",
+    "vectors": "the vector of a text or an image equals that of the library, to 1e-5 (llama_cpp: 1e-3)",
     "scores": "the score of a document equals that of the library, to 1e-5",
 }
 #: A test with one of these is not run, or may fail: it can claim nothing.

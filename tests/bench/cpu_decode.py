@@ -2,10 +2,11 @@
 
     python -m tests.bench.cpu_decode
 
-    transformers.cpu.c*_over_generate   tokens per second of so many requests at once by those of one ``generate`` alone
+    transformers.cpu.c*_over_generate     tokens per second of so many requests at once by those of one ``generate``
+    transformers.cpu.c*_int8_over_float   those of an engine with integer weights by those of one in float32
 
-Both run SmolLM2-135M-Instruct (``make install-weights``) in float32 on all cores, greedy, with as many tokens for each
-answer. Rounds alternate, and the results are medians of the rounds. Answers must be equal to those of the library.
+All run SmolLM2-135M-Instruct (``make install-weights``) on all cores, greedy, with as many tokens for each answer.
+Rounds alternate, and the results are medians of the rounds. Answers in float32 must be equal to those of the library.
 """
 
 import asyncio
@@ -21,11 +22,12 @@ import torch
 from torch import Tensor
 
 from omnibus.checkpoints.packaged import find_packaged
+from omnibus_engines.component import end_helpers
 from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
 from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import gguf_checkpoint, loading
 from omnibus_models.families.causal_lm import find_class
-from tests.bench.cases import CPU_DECODE
+from tests.bench.cases import CPU_DECODE, CPU_INT8
 from tests.unit.jobs import MemoryJob, finish_job
 
 _ROUNDS, _TOKENS, _SLOTS, _CONTEXT = 3, 32, 8, 512
@@ -52,8 +54,27 @@ class LibraryModel:
             chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
         output: Tensor = self._model.generate(**ids, max_new_tokens=_TOKENS, do_sample=False)
+        end_helpers()  # or every other thread is slower
         tokens: list[int] = output[0, ids["input_ids"].shape[1] :].tolist()
         return tokens
+
+
+async def measure_engine(checkpoint: Path, *, int8: bool) -> dict[int, tuple[float, list[list[int]]]]:
+    """Return tokens per second and answers by the number of requests at once.
+
+    No other engine is loaded meanwhile: each has threads of its own, which take the cores from one another.
+    """
+    settings = ThinkSettings(slots=_SLOTS, context=_CONTEXT, threads=_THREADS, int8=int8)
+    runner = ThinkRunner(ThinkerCore("causal_lm", checkpoint, "cpu", "float32", settings))
+    await runner.load()
+    await answer_all(runner, 1)  # torch prepares its threads
+    results = {}
+    for at_once in CPU_DECODE:
+        begin = time.perf_counter()
+        answers = await answer_all(runner, at_once)
+        results[at_once] = at_once * _TOKENS / (time.perf_counter() - begin), answers
+    await runner.close()
+    return results
 
 
 async def answer_all(runner: ThinkRunner, at_once: int) -> list[list[int]]:
@@ -66,24 +87,20 @@ async def answer_all(runner: ThinkRunner, at_once: int) -> list[list[int]]:
 async def measure_ratios(checkpoint: Path) -> dict[str, float]:
     """All values by name."""
     library = LibraryModel(checkpoint)
-    settings = ThinkSettings(slots=_SLOTS, context=_CONTEXT, threads=_THREADS)
-    runner = ThinkRunner(ThinkerCore("causal_lm", checkpoint, "cpu", "float32", settings))
-    await runner.load()
     samples: dict[str, list[float]] = {}
     expected = [library.answer(make_chat(number)) for number in range(_SLOTS)]
     for _ in range(_ROUNDS):
         begin = time.perf_counter()
         library.answer(make_chat(0))
         alone = _TOKENS / (time.perf_counter() - begin)
-        for at_once, name in CPU_DECODE.items():
-            begin = time.perf_counter()
-            answers = await answer_all(runner, at_once)
-            rate = at_once * _TOKENS / (time.perf_counter() - begin)
-            print(at_once, round(rate, 1), round(alone, 1), file=sys.stderr)
-            samples.setdefault(name, []).append(rate / alone)
+        plain, integers = [await measure_engine(checkpoint, int8=int8) for int8 in (False, True)]
+        for at_once, (rate, answers) in plain.items():
+            with_integers, _ = integers[at_once]
+            print(at_once, *(round(value, 1) for value in (alone, rate, with_integers)), file=sys.stderr)
+            samples.setdefault(CPU_DECODE[at_once], []).append(rate / alone)
+            samples.setdefault(CPU_INT8[at_once], []).append(with_integers / rate)
             if answers != expected[:at_once]:
                 sys.exit("the answers differ: what was measured is not the same work")
-    await runner.close()
     return {name: round(statistics.median(values), 3) for name, values in samples.items()}
 
 

@@ -65,11 +65,13 @@ class RequestNumbers:
 # Traces
 
 
-def make_trace(mix: str, rate: float, seed: int, requests: int = TRACE_REQUESTS) -> list[TraceRow]:
-    """Requests at random times, with answers of random lengths."""
+def make_trace(
+    mix: str, rate: float, seed: int, requests: int = TRACE_REQUESTS, *, even: bool = False
+) -> list[TraceRow]:
+    """Requests at random or ``even`` times, with answers of random lengths."""
     draw, at, rows = random.Random(seed), 0.0, []
     for number in range(requests):
-        at += draw.expovariate(rate)
+        at += 1.0 / rate if even else draw.expovariate(rate)
         rows.append(TraceRow(round(at, 4), kind_of(MIXES[mix], number), _answer_tokens(draw.gauss())))
     return rows
 
@@ -111,6 +113,13 @@ async def replay_trace(http: httpx.AsyncClient, rows: Sequence[TraceRow], number
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         tasks.append(asyncio.create_task(_send_chat(http, numbers.make_body(row.kind, row.tokens), row.kind, due)))
     return await asyncio.gather(*tasks)
+
+
+def observed_goodput(answers: Sequence[LiveAnswer], warm_up: float) -> float:
+    """Complete answers a second, from the fraction ``warm_up`` of the arrivals until the last one."""
+    first, last = min(each.due for each in answers), max(each.due for each in answers)
+    warm = first + warm_up * (last - first)
+    return sum(each.status == 200 and warm <= each.ended <= last for each in answers) / (last - warm)
 
 
 def observed_percentile(answers: Sequence[LiveAnswer], part: float) -> float:

@@ -1,6 +1,7 @@
 """Plans against live systems of ``sim`` executors.
 
     python -m tests.bench.live_plans [--gpus 4] [--mix declared] [--pairs 20] [--requests 1000]
+    python -m tests.bench.live_plans --curve [--gpus 4] [--mix declared]
 
 The any-to-any model is that of ``tests/bench/plans.py``, with engines so many times slower that each system serves a
 few requests a second. Gateway, bus and client then need little processor time compared with engines, even on a busy
@@ -13,6 +14,12 @@ reduces the effect of other programs.
     plan.live_adapted_over_static  rate of a mix under its own plan, over that under the plan of the declared mix (0.98)
     whatif.live_p99_error       99th percentiles of a trace's answers, against those of ``omnibus whatif`` (0.1)
 
+With ``--curve`` (``make plans``), executors and gateways have their usual limits, and requests come at even times at each
+load of the plan's curve:
+
+    plan.live_over_curve.*          requests served a second over the curve, by GPUs, mix and load: 0.95 to 1.10
+    plan.live_goodput_200_over_max.*  requests served a second at twice the promise, over the most at any load: 0.9
+
 The benchmark prints a line of JSON for each system and measurement, and the figures at the end.
 """
 
@@ -21,6 +28,7 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,6 +39,7 @@ import msgspec
 
 from omnibus import profile as profiles
 from omnibus.plan import Plan
+from omnibus_planner.optimize.overload import CURVE_WARM_UP
 from omnibus_planner.whatif.__main__ import answer_question
 from omnibus_planner.whatif.question import WhatIfQuestion
 from tests.bench.live_load import (
@@ -39,6 +48,7 @@ from tests.bench.live_load import (
     RequestNumbers,
     make_trace,
     measure_full,
+    observed_goodput,
     observed_percentile,
     replay_trace,
     write_trace,
@@ -50,6 +60,8 @@ from tests.unit.planner.simulate.omni import ENGINES, OPTIONS, TYPES, measured_p
 
 GPU = "H100"
 GPUS = (2, 4, 8)
+#: Requests at each load of a curve.
+CURVE_REQUESTS = 300
 PLANNED_WITHIN_SECONDS = 900.0
 #: Parts of what a plan promises at which traces come.
 LOADS = (0.7, 0.6, 0.5, 0.4, 0.3)
@@ -65,21 +77,26 @@ class MixPace(NamedTuple):
     wanted: float
 
 
+USUAL_PACE = MixPace(4.0, 3.5)
 PACES = {
     DECLARED: MixPace(4.1, 3.5),
     "speech_heavy": MixPace(2.8, 3.0),
     "image_heavy": MixPace(4.5, 4.0),
     "text_only": MixPace(15.0, 6.0),
 }
-SETTINGS = {
+USUAL_SETTINGS = {
     "OMNIBUS_EXECUTOR_ENGINE": "omnibus_engines:sim",
-    "OMNIBUS_EXECUTOR_CREDITS": "512",
-    "OMNIBUS_GATEWAY_MAX_INFLIGHT": "2048",
     "OMNIBUS_GATEWAY_DEADLINE": "2400",
-    "OMNIBUS_GATEWAY_QUEUE_SECONDS": "1200",  # a full system is what is measured, and none is refused
     "OMNIBUS_GATEWAY_RECORD": "digest",
     "OMNIBUS_PLANNER_SIMULATE": "5",
     "OMNIBUS_UP_SILENT": "60",  # processes wait for long on a machine that others use
+}
+#: Settings of a full system, which rejects no request.
+UNBOUNDED_SETTINGS = {
+    **USUAL_SETTINGS,
+    "OMNIBUS_EXECUTOR_CREDITS": "512",
+    "OMNIBUS_GATEWAY_MAX_INFLIGHT": "2048",
+    "OMNIBUS_GATEWAY_QUEUE_SECONDS": "1200",
 }
 
 
@@ -96,7 +113,8 @@ class LivePlan:
         self, directory: Path, gpus: int, mix: str, slowness: float = 1.0, requests: int = TRACE_REQUESTS
     ) -> None:
         self.directory, self.gpus, self.mix, self.requests = directory, gpus, mix, requests
-        self.stretch = slowness * max(1.0, gpus * PACES[mix].served / PACES[mix].wanted)
+        pace = PACES.get(mix, USUAL_PACE)
+        self.stretch = slowness * max(1.0, gpus * pace.served / pace.wanted)
         self.numbers = RequestNumbers()
 
     def declare_model(self) -> dict[str, Any]:
@@ -111,7 +129,7 @@ class LivePlan:
         }  # fmt: skip
         return {"family": "qwen2_5_omni", "checkpoint": str(times), "planned": plan_settings}
 
-    def start_system(self, stack: ExitStack) -> System:
+    def start_system(self, stack: ExitStack, settings: Mapping[str, str]) -> System:
         """Start a system with one executor of the model.
 
         On a busy machine, planning may exceed the time limit of a start.
@@ -120,7 +138,7 @@ class LivePlan:
         parts = {"components": list(OPTIONS["M"]), "service": "llm"}
         first = {name: each for name, each in model.items() if name != "planned"}
         first |= {"options": {"M": parts}, "paths": [{"options": ["M"]}]}
-        system = stack.enter_context(start_system(self.directory, {MODEL: first}, more=more, **SETTINGS))
+        system = stack.enter_context(start_system(self.directory, {MODEL: first}, more=more, **settings))
         declarations = {**more, "models": {MODEL: model}}
         (self.directory / "models.json").write_text(json.dumps(declarations))
         new_path = Path(system.state.directory, "next.json")  # next to the copy that the planner reads
@@ -174,6 +192,10 @@ def print_row(**row: Any) -> dict[str, Any]:
     return row
 
 
+def open_client(system: System) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=system.url, timeout=2400, limits=httpx.Limits(max_connections=None))
+
+
 async def measure_pair(live: LivePlan, http: httpx.AsyncClient, plan: Plan, mix: str, load: float) -> dict[str, Any]:
     """One pair of trace and plan."""
     rows = make_trace(mix, load * promised_rate(plan), live.gpus, live.requests)
@@ -208,6 +230,22 @@ async def measure_rate(live: LivePlan, system: System, plan: Plan, mix: str) -> 
     )  # fmt: skip
 
 
+async def measure_curve(live: LivePlan, system: System) -> list[dict[str, Any]]:
+    """Goodput of a plan at each load of its curve."""
+    plan, rows = await live.plan(system), []
+    async with open_client(system) as http:
+        for point in plan.explain["planned"]["models"][MODEL]["promise"]["curve"]:
+            trace = make_trace(live.mix, point["offered"], live.gpus, CURVE_REQUESTS, even=True)
+            answers = await replay_trace(http, trace, live.numbers)
+            goodput = observed_goodput(answers, CURVE_WARM_UP)
+            rows.append(print_row(
+                what="curve", gpus=live.gpus, mix=live.mix, at=round(100 * point["load"]), offered=point["offered"],
+                promised=point["goodput"], measured=goodput, part=goodput / point["goodput"],
+                refused=sum(each.status != 200 for each in answers),
+            ))  # fmt: skip
+    return rows
+
+
 def rounded_work(parts: Mapping[str, ComponentWork]) -> dict[str, list[float]]:
     """Busy time, sequences per step and tokens per pass, by component."""
     return {part: [round(each.busy, 3), round(each.rows, 1), round(each.tokens)] for part, each in parts.items()}
@@ -219,8 +257,7 @@ async def measure_system(
     """Measure a plan with its mix, pairs at ``loads``, and ``other_mixes``."""
     plan = await live.plan(system)
     rows = [await measure_rate(live, system, plan, live.mix)]
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=system.url, timeout=2400, limits=limits) as http:
+    async with open_client(system) as http:
         for load in loads:
             rows.append(await measure_pair(live, http, plan, live.mix, load))
     for mix in others:
@@ -261,6 +298,30 @@ def compute_figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
+def compute_curve_figures(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    figures, most = {}, Counter[tuple[int, str]]()
+    for row in rows:
+        system = row["gpus"], row["mix"]
+        most[system] = max(most[system], row["measured"])
+        figures[f"plan.live_over_curve.{row['mix']}.{row['gpus']}.{row['at']}"] = row["part"]
+    for row in rows:
+        if row["at"] == 200:
+            ratio = row["measured"] / most[row["gpus"], row["mix"]]
+            figures[f"plan.live_goodput_200_over_max.{row['mix']}.{row['gpus']}"] = ratio
+    return figures
+
+
+def measure_curves(gpus: Sequence[int], mixes: Sequence[str], slowness: float) -> list[dict[str, Any]]:
+    rows = []
+    for number in gpus:
+        for mix in mixes:
+            with ExitStack() as stack:
+                directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnibus-live-")))
+                live = LivePlan(directory, number, mix, slowness)
+                rows += asyncio.run(measure_curve(live, live.start_system(stack, USUAL_SETTINGS)))
+    return rows
+
+
 def main() -> None:
     """Print a line for each measurement, and the figures."""
     options = argparse.ArgumentParser(description="Measure plans against live systems of simulated executors.")
@@ -271,14 +332,19 @@ def main() -> None:
                          "of a hundred is the longest of them, one of a thousand the tenth")  # fmt: skip
     options.add_argument("--slowness", type=float, default=1.0, help="times as slow as they are anyway (1)")
     options.add_argument("--no-static", action="store_true", help="leave out other mixes on the declared plan")
+    options.add_argument("--curve", action="store_true", help="compare the curves of plans with running systems")
     arguments = options.parse_args()
     mixes, rows = arguments.mix or list(MIXES), []
+    if arguments.curve:
+        curves = measure_curves(arguments.gpus or GPUS, mixes, arguments.slowness)
+        print(json.dumps({name: round(value, 4) for name, value in compute_curve_figures(curves).items()}))
+        return
     for gpus, mix, loads in make_questions(arguments.gpus or GPUS, mixes, arguments.pairs):
         other_mixes = [] if arguments.no_static or mix != DECLARED else [each for each in mixes if each != DECLARED]
         with ExitStack() as stack:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="omnibus-live-")))
             live = LivePlan(directory, gpus, mix, arguments.slowness, arguments.requests)
-            system = live.start_system(stack)
+            system = live.start_system(stack, UNBOUNDED_SETTINGS)
             rows += asyncio.run(measure_system(live, system, loads, other_mixes))
     print(json.dumps({name: round(value, 4) for name, value in compute_figures(rows).items()}))
 

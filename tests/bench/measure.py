@@ -20,6 +20,7 @@ from tests.bench.cases import (
     CONNECTIONS,
     COPY,
     CPU_DECODE,
+    CPU_INT8,
     ENCODER,
     FAIR,
     FIRST_AUDIO,
@@ -85,7 +86,7 @@ _MODULES = {
     "beside_vllm": {*VLLM.values(), TTFT},
     "beside_llama_cpp": {*LLAMA.values(), LAPTOP, *LLAMA_COSTS},
     "real": {REAL_FIRST_AUDIO},
-    "cpu_decode": set(CPU_DECODE.values()),
+    "cpu_decode": {*CPU_DECODE.values(), *CPU_INT8.values()},
 }
 _IDLE = 1.0  # seconds
 _FAIR_SECONDS = 900  # limit for all kinds of work of one tenant during another's, in sequence

@@ -7,6 +7,8 @@ executor slows the others by up to 30 % (63 options) or 60 % (12 options). Batch
 shrink. Each value is a median over several draws. Every deployment is proven best. Times are process times on one core.
 
     options63      six components, all 63 options, all paths: most requests within 8 to 64 GPUs
+    options63.goals_mib  memory at the peak of a solve within 64 GPUs, over that of the imports; each option may be busy
+                   for a part of its time that depends on its replicas, as with goals for latencies
     components9    nine components, all 511 options, within 64 GPUs
     replan         a new rate for 63 options, next to the running deployment
     mixture10k     cells of 1 to 64 GPUs that serve most within 10,000
@@ -18,12 +20,15 @@ shrink. Each value is a median over several draws. Every deployment is proven be
 
 import json
 import random
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from itertools import combinations
 
-from omnibus_planner.solve import cells, mixture
+from omnibus_planner.solve import cells, mixture, utilisation
 from omnibus_planner.solve.constraints import Terms
 from omnibus_planner.solve.flow_network import Network, build_lattice
 from omnibus_planner.solve.mixture import Cell
@@ -37,6 +42,8 @@ NINE = ("I", "V", "A", "P", "D", "K", "G", "X", "Y")
 NINE_ORDER = ("IP", "VP", "AP", "PD", "DK", "KG", "DX", "XY")
 SIZES = (8, 16, 32, 64)
 _DRAWS, _REPLANS = 5, 40
+#: The argument of the process whose memory is measured, and its time limit in seconds.
+_MEMORY, _MEMORY_SECONDS = "memory", 600.0
 
 
 def _make_types(always: str, answers: dict[str, float]) -> dict[str, RequestType]:
@@ -116,6 +123,22 @@ def _measure_options() -> dict[str, float]:
     }
 
 
+def _measure_memory() -> float:
+    """MiB of a separate process, whose peak nothing else raises."""
+    command = [sys.executable, "-m", "tests.bench.planner", _MEMORY]
+    return float(subprocess.run(command, check=True, capture_output=True, timeout=_MEMORY_SECONDS).stdout)
+
+
+def _solve_with_goals() -> float:
+    """Return the MiB that a solve with limited utilisations adds to this process."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    solver, gpus = Solver(_make_network(0, _make_six, _list_options(SIX), 0.3)), SIZES[-1]
+    work = utilisation.admissible_work("shortest-queue", gpus)
+    admissible = dict.fromkeys(solver.frame.network.option_names, work)
+    solver.solve_most(Terms(gpus={"": gpus}, within=_MEMORY_SECONDS, admissible=admissible))
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
 def _measure_components() -> float:
     """From options and seconds to the deployment, the network included."""
 
@@ -167,6 +190,7 @@ def _over_cells() -> dict[str, float]:
 def measure_planner() -> dict[str, float]:
     """All values by name: seconds, milliseconds, ratios and GPUs, by their suffix."""
     values = _measure_options()
+    values["planner.options63.goals_mib"] = _measure_memory()
     values["planner.components9_s"] = _measure_components()
     values["planner.replan_ms"] = _replan_ms()
     values["planner.mixture10k_ms"] = _mixture_ms()
@@ -174,4 +198,4 @@ def measure_planner() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure_planner()))
+    print(_solve_with_goals() if _MEMORY in sys.argv else json.dumps(measure_planner()))

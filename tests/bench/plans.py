@@ -4,7 +4,10 @@ The benchmark does not wait, and draws random numbers by seed, so only CPU times
 accurate profile of an any-to-any model (``tests/unit/planner/simulate/omni.py``) on 16 GPUs. Its predictions are
 compared with the engines that the profile describes.
 
-    plan.measured_over_promised.*  the rate that engines serve over the rate of the plan, by mix of request types
+    plan.measured_over_promised.*  the rate that engines serve over the rate of the plan, by mix of request types;
+                                   with a load, 80 or 130, those served in time over those of the promised curve
+    plan.goodput_200_over_max.*    requests served in time at twice the promise, over the most at any load of the curve;
+                                   with a goal of 3 s for the whole answer as *.goal.* (other promises: *.goal.*.80, 130)
     plan.adapted_over_static       rate of a mix under its own plan over that under the plan of the declared mix: the least
     plan.rebuild_over_learn        CPU time until a planner that is rebuilt could plan with a learned factor, over that
                                    until a running one has applied it
@@ -17,11 +20,13 @@ compared with the engines that the profile describes.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from omnibus.plan import ModelPlan
+from omnibus.plan_goals import ModelGoals
 from omnibus.plan_score import LearnedOption
 from omnibus.profile import ModelProfile
+from omnibus_planner.declared.planned_spec import TailLatencyGoals
 from omnibus_planner.optimize import ModelLoad
 from omnibus_planner.optimize.promise import PromiseChecker
 from omnibus_planner.optimize.result import PlanningResult
@@ -40,13 +45,27 @@ MIXES = {
     "speech_heavy": (0.15, 0.45, 0.1, 0.3),
     "image_heavy": (0.8, 0.05, 0.1, 0.05),
     "text_only": (0.0, 0.0, 1.0, 0.0),
+    "images_only": (1.0, 0.0, 0.0, 0.0),
+    "questions_only": (0.0, 1.0, 0.0, 0.0),
+    "speech_only": (0.0, 0.0, 0.0, 1.0),
+    "even": (0.25, 0.25, 0.25, 0.25),
+    "voice": (0.0, 0.5, 0.0, 0.5),
+    "images_and_text": (0.5, 0.0, 0.5, 0.0),
+    "few_images": (0.1, 0.0, 0.9, 0.0),
+    "text_and_speech": (0.0, 0.0, 0.6, 0.4),
 }
+#: Mixes whose latencies are compared, and that are planned with goals.
+LATENCY_MIXES = (DECLARED, "speech_heavy", "image_heavy", "text_only")
 #: CPU seconds in which a plan is solved and simulated again; virtual seconds of a throughput, and of latencies.
 PLAN_SECONDS, STEADY_SECONDS, LATENCY_SECONDS = 60.0, 60.0, 120.0
 #: Requests of the rarest type at least by which latencies are compared: medians of fewer differ by chance.
 MIN_REQUESTS = 500
 #: Parts of what a plan serves at which latencies are compared.
 LOADS = (0.4, 0.7)
+#: Requests of a simulation beyond the promise: queues fill up.
+OVERLOAD_REQUESTS = 4000
+#: The goal of plans with one, and the seconds for which planners simulate by default.
+GOALS, GOAL_PLAN_SECONDS = TailLatencyGoals(done=3.0), 5.0
 HOUR_SECONDS, HOUR_RATE = 3600.0, 8.0
 #: A day in six parts: req/s of each, and its mix; images come in a burst in the morning.
 DAY = ((14.0, DECLARED), (12.0, DECLARED), (30.0, "image_heavy"), (34.0, DECLARED), (30.0, DECLARED), (22.0, DECLARED))
@@ -88,6 +107,39 @@ def measure_promises(plans: Mapping[str, PlanningResult], engines: ModelDevices)
         **{f"plan.measured_over_promised.{mix}": rates[mix] / promises[mix] for mix in plans},
         "plan.adapted_over_static": min(rates[mix] / static[mix] for mix in static),
     }
+
+
+def measure_curves(
+    plans: Mapping[str, PlanningResult], engines: ModelDevices, goals: ModelGoals | None = None
+) -> dict[str, float]:
+    """Compare the curves of plans, made for ``goals`` or none, with the engines at the same loads."""
+    values, label = {}, "" if goals is None else "goal."
+    for mix, plan in plans.items():
+        served, promised = {}, {}
+        for point in plan.explain["planned"]["models"][MODEL]["promise"]["curve"]:
+            load = round(100 * point["load"])
+            model = SimulatedModel(plan.models[MODEL], engines)
+            simulation = SimulatedPlan({MODEL: model}, {} if goals is None else {MODEL: goals})
+            seconds = OVERLOAD_REQUESTS / point["offered"]
+            arrivals = even_arrivals(type_rates(mix, point["offered"]), seconds)
+            served[load] = simulate_plan(simulation, arrivals, seconds, warm_up=0.3).goodput
+            promised[load] = point["goodput"]
+        values |= {
+            f"plan.measured_over_promised.{label}{mix}.{load}": served[load] / promised[load] for load in (80, 130)
+        }
+        values[f"plan.goodput_200_over_max.{label}{mix}"] = served[200] / max(served.values())
+    return values
+
+
+def measure_goals(
+    profile: ModelProfile, engines: ModelDevices, mixes: Iterable[str] = LATENCY_MIXES
+) -> dict[str, float]:
+    """Compare the curves of plans for ``GOALS`` with the engines."""
+    plans = {
+        mix: PromiseChecker(make_omni_planner(profile, goals=GOALS)).plan(mix_load(mix), within=GOAL_PLAN_SECONDS)
+        for mix in mixes
+    }
+    return measure_curves(plans, engines, GOALS.of_model())
 
 
 def measure_learning(profile: ModelProfile, checker: PromiseChecker) -> float:
@@ -173,8 +225,10 @@ def measure_plans() -> dict[str, float]:
     profile_devices = checkers[DECLARED].devices[MODEL]
     values = {
         **measure_promises(plans, engines),
+        **measure_curves(plans, engines),
+        **measure_goals(profile, engines),
         "plan.rebuild_over_learn": measure_learning(profile, checkers[DECLARED]),
-        **measure_errors(plans, engines, profile_devices),
+        **measure_errors({mix: plans[mix] for mix in LATENCY_MIXES}, engines, profile_devices),
         "whatif.cpu_over_real_time": measure_hour(plans[DECLARED].models[MODEL], profile_devices),
         "day.gpu_hours_over_monolith": measure_day(profile, engines, DAY),
     }

@@ -9,11 +9,13 @@ import msgspec
 from omnibus.executor.sim.profile import decode_profile
 from omnibus.plan import DeploymentOption
 from omnibus.pricing import RequestUsage
+from omnibus.profiling.app_workload import read_app_workload
 from omnibus.profiling.measured_model import Subject
 from omnibus.profiling.workload import read_workload
 from omnibus_gateway.pricing.quotes import Quote
 from omnibus_planner.declared.declarations_file import read_declarations
 from omnibus_planner.declared.model import DeclaredModel
+from omnibus_planner.declared.planned_spec import TailLatencyGoals
 
 #: The model of a workload.
 _SUBJECT = Subject("x", "qwen2_5_vl", "", ("vision", "thinker"), {"image": "vision"}, {}, (), {}, {}, {})
@@ -31,13 +33,19 @@ def read_data(text: str, directory: Path) -> None:
         read_declarations(str(file))
     elif "requests" in document:
         file.write_text(text)
-        read_workload(file, _SUBJECT)
+        apps = [request["app"] for request in document["requests"] if "app" in request]
+        if apps:
+            read_app_workload(file, dict.fromkeys(apps, ""))
+        else:
+            read_workload(file, _SUBJECT)
     elif "default" in document:
         decode_profile(text.encode())
     elif "usage" in document:
         _require_fields(document["usage"]["omnibus"], RequestUsage)
     elif document.get("object") == "quote":
         _require_fields(document, Quote)
+    elif document.keys() <= set(TailLatencyGoals.__struct_fields__):
+        _require_fields(document, TailLatencyGoals)
     else:
         for entry in document.values():
             _require_fields(entry, DeclaredModel if "family" in entry else DeploymentOption)

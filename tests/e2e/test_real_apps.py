@@ -1,6 +1,6 @@
 """Apps on trained models of packages: an assistant by voice, receipts, and search by meaning. Also ``demo --real``.
 
-One system serves all of them, as ``omnibus up --real`` does.
+One system serves all of them, as ``omnibus up --real`` does with a profile: components share the processes of a plan.
 """
 
 import base64
@@ -20,8 +20,10 @@ import pytest
 from omnibus.bus import subjects
 from omnibus.cli import demo_real
 from omnibus.cli.demo_media import draw_receipt
+from omnibus.cluster.desired import replica_counts
 from omnibus.process.spec import PACKAGE_PATH
-from omnibus.up.real_models import REAL_APPS, real_models, real_settings
+from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile, encode_profile
+from omnibus.up.real_models import REAL_APPS, REAL_MODELS, real_models, real_settings
 from tests.e2e import warm
 from tests.e2e.system import ROOT, System, start_system
 
@@ -32,10 +34,36 @@ SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"], "audio": {"voice": "j
 
 @pytest.fixture(scope="module")
 def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
-    flags = [flag for app in REAL_APPS for flag in ("--app", app)]
-    models = json.loads(real_models())["models"]
-    with start_system(tmp_path_factory.mktemp("real"), models, *flags, **real_settings()) as new_system:
+    flags, directory = [flag for app in REAL_APPS for flag in ("--app", app)], tmp_path_factory.mktemp("real")
+    path = directory / "apps.profile.json"
+    path.write_bytes(encode_profile(make_profile()))
+    declarations = json.loads(real_models(profile=str(path)))
+    models = declarations.pop("models")
+    with start_system(directory, models, *flags, more=declarations, **real_settings()) as new_system:
         yield new_system
+
+
+def make_profile() -> ModelProfile:
+    """Return a profile with seconds of one core, as ``omnibus profile --real`` measured them."""
+    seconds = {
+        "assistant": {"recognize-speech": 0.6, "smollm2": 1.3, "speak-text": 1.0},
+        "receipt": {"smollm2": 1.8, "read-image": 1.2},
+        "search": {"minilm": 0.03},
+    }
+    components = tuple(dict.fromkeys(part for each in seconds.values() for part in each))
+    kinds = {app: "+".join(part for part in components if part in each) for app, each in seconds.items()}
+    options = {
+        part: OptionProfile(
+            (part,),
+            gpu="cpu",
+            work=tuple(
+                RoleCost((part,), each[part], kinds[app], each[part]) for app, each in seconds.items() if part in each
+            ),
+        )
+        for part in components
+    }
+    types = {kinds[app]: TypeProfile(tuple(each), 1 / len(seconds)) for app, each in seconds.items()}
+    return ModelProfile("apps", "python", components, types, options)
 
 
 @pytest.fixture
@@ -66,6 +94,21 @@ def make_audio_messages(wav: bytes) -> list[Any]:
 def make_image_messages(png: bytes) -> list[Any]:
     url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+
+async def test_components_of_apps_and_models_share_the_processes_of_a_plan(system: System) -> None:
+    async with system.store() as store:
+        plan = await store.plan()
+
+    assert plan is not None
+    processes = plan.models["apps"].options
+    places = json.loads(real_models(profile="any"))["gpus"]["cpu"]["count"]
+    assert {part for each in processes.values() for part in each.components} == {*make_profile().components}
+    assert sum(each.replicas for each in processes.values()) <= places < len(make_profile().components)
+    for model in REAL_MODELS:
+        assert all(option.of.startswith("apps/") for option in plan.models[model].options.values())
+    assert {name for name, model in plan.models.items() if replica_counts({name: model})} == {"apps"}
+    assert plan.explain["planned"]["models"]["apps"]["capacity"] > 0
 
 
 async def test_a_spoken_question_is_answered_by_voice_before_the_text_has_ended(

@@ -159,7 +159,7 @@ ALONE = [
     ),
     _make_setting(
         "a type that there is not",
-        "OMNIBUS_EXECUTOR_DTYPE must be `float32` or `bfloat16` or `float16`, not 'float99'",
+        "OMNIBUS_EXECUTOR_DTYPE must be `float32` or `bfloat16` or `float16` or `int8`, not 'float99'",
         OMNIBUS_EXECUTOR_DTYPE="float99",
     ),
     _make_setting(

@@ -142,7 +142,9 @@ async def _kill_thinker(system: System, http: httpx.AsyncClient) -> None:
         text = {"modalities": ["text"], "audio": None, "max_tokens": 1000, "ignore_eos": True}
         body = {**make_speech_body(one), **text, "stream": True}
         async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
+            assert answer.status_code == 200
             async for line in answer.aiter_lines():
+                assert '"error":' not in line, line
                 if '"content":"' in line and '"content":""' not in line:
                     first_token.set()
 
@@ -169,7 +171,8 @@ async def _read_metrics(system: System) -> dict[str, list[str]]:
         texts = await scrape_metrics(system)
         whole = read_samples(text for group in texts.values() for text in group)
         reasons = {labels["reason"] for labels in whole.get("omnibus_rejected_total", ())}
-        if reasons >= REASONS and {"omnibus_stream_consumer_pending", "omnibus_moved_total"} <= whole.keys():
+        missing = (REASONS - reasons) | ({"omnibus_stream_consumer_pending", "omnibus_moved_total"} - whole.keys())
+        if not missing:
             return texts
-        assert time.monotonic() < end, "not told in time"
+        assert time.monotonic() < end, f"not reported in time: {missing}"
         await asyncio.sleep(0.2)

@@ -29,7 +29,7 @@ ADMIN = "the-operators-own-token"
 SETTINGS = {
     "OMNIBUS_GATEWAY_ADMIT": "2",
     "OMNIBUS_GATEWAY_ADMIT_QUEUE": "1",
-    "OMNIBUS_GATEWAY_ADMIT_WAIT": "0.5",
+    "OMNIBUS_GATEWAY_ADMIT_WAIT": "2",
 }
 #: Answers in text that are made at a time, by two thinkers; speech has half the room, for there is one vocoder.
 TEXT = 4
@@ -80,9 +80,9 @@ async def _crowd_vocoder(system: System) -> None:
         _hold_answer(system, FREE, **speech),
     ):
         assert (await single.get("/v1/models")).status_code == 429
-        answers = await asyncio.gather(
-            *(http.post(CHAT, json=make_speech_body(make_question("hello"))) for _ in range(2))
-        )
+        waiting = asyncio.create_task(http.post(CHAT, json=make_speech_body(make_question("hello"))))
+        await _wait_for_metric(system, "omnibus_admission_waiting{", " 1.0")
+        answers = [await http.post(CHAT, json=make_speech_body(make_question("hello"))), await waiting]
         assert [each.status_code for each in answers] == [429, 429]
 
 
@@ -108,10 +108,16 @@ async def _hold_answer(system: System, tenant: str, **more: Any) -> AsyncIterato
 
 
 async def _wait_until_idle(system: System) -> None:
-    """Wait until no request is in flight."""
+    await _wait_for_metric(system, "omnibus_gateway_inflight", " 0.0")
+
+
+async def _wait_for_metric(system: System, name: str, value: str) -> None:
+    """Wait until a metric of the gateway whose line starts with ``name`` ends with ``value``."""
     async with asyncio.timeout(20), system.http() as http:
         http.headers["authorization"] = f"Bearer {ADMIN}"
-        while "omnibus_gateway_inflight 0.0" not in (await http.get("/metrics")).text.splitlines():
+        while not any(
+            line.startswith(name) and line.endswith(value) for line in (await http.get("/metrics")).text.splitlines()
+        ):
             pass
 
 

@@ -155,6 +155,8 @@ async def order_to_leave(system: System, watch: Watch, executor: str, pid: int) 
                     break
             process.resume()
             await watch.heartbeat(executor)
+    except psutil.NoSuchProcess:
+        pass  # the order came while it ran for a moment, and it has left
     finally:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.resume()
@@ -163,8 +165,11 @@ async def order_to_leave(system: System, watch: Watch, executor: str, pid: int) 
 
 
 def is_terminating(pid: int) -> bool:
-    """Return True if SIGTERM is pending for a frozen process."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    """Return True if SIGTERM is pending for a frozen process, or ended it while it ran for a moment."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
     pending = next(line.split()[1] for line in lines if line.startswith("ShdPnd:"))
     return bool(int(pending, 16) >> (signal.SIGTERM - 1) & 1)
 

@@ -24,14 +24,27 @@ def scripted_system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System
     models = json.loads((EXAMPLE / "models.json").read_text())["models"]
     models["assistant"]["checkpoint"] = str(EXAMPLE / models["assistant"]["checkpoint"])
     directory = tmp_path_factory.mktemp("scripted")
+    models["slow"] = {**models["assistant"], "checkpoint": write_slow(directory / "slow.json")}
     models["halves"] = write_halves(directory / "halves.json")
     with start_system(directory, models) as new_system:
         yield new_system
 
 
+def read_slow_thinker() -> dict[str, Any]:
+    """Return the example's answers with slower tokens: those that wait for a busy gateway are one piece."""
+    thinker: dict[str, Any] = json.loads((EXAMPLE / "answers.json").read_text())["default"]["components"]["thinker"]
+    return {**thinker, "step": {"base": 10 * thinker["step"]["base"]}}
+
+
+def write_slow(profile: Path) -> str:
+    """Write answers of the whole model to ``profile``, and return its path."""
+    profile.write_text(json.dumps({"default": {"components": {"thinker": read_slow_thinker()}}}))
+    return str(profile)
+
+
 def write_halves(profile: Path) -> dict[str, Any]:
     """Declare the model in two halves, and write answers to ``profile``."""
-    thinker = json.loads((EXAMPLE / "answers.json").read_text())["default"]["components"]["thinker"]
+    thinker = read_slow_thinker()
     decode = {name: thinker.pop(name) for name in ("step", "steps")}
     profile.write_text(json.dumps({"default": {"components": {"prefill": thinker, "decode": decode}}}))
     options = {
@@ -83,7 +96,7 @@ async def test_a_model_decides_to_call_a_tool_and_goes_on_with_its_result(
         assert (again.choices[0].message.content, again.choices[0].finish_reason) == (expected_text, "stop")
 
 
-@pytest.mark.parametrize("model", ["assistant", "halves"])
+@pytest.mark.parametrize("model", ["slow", "halves"])
 async def test_streamed_calls_come_in_pieces_of_their_arguments(assistant: openai.AsyncOpenAI, model: str) -> None:
     question = {**make_body("weather in Paris", tools=TOOLS, stream=True), "model": model}
     stream = await assistant.chat.completions.create(**question)

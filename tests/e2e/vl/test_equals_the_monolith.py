@@ -3,8 +3,10 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from omnibus.plan import Path as PlannedPath
 from tests import models_oracle as oracle
 from tests.e2e.questions import VL_QUESTIONS, make_image, make_question
 from tests.e2e.system import VL, System
@@ -34,6 +36,40 @@ async def test_ids_and_text_are_those_of_the_whole_model(vl: System, vl_checkpoi
         await watch.end(raw.headers["x-request-id"])
 
     assert raw.headers["x-omnibus-path"] == path
+    assert raw.parse().choices[0].message.content == text
+    assert watch.ids(raw.headers["x-request-id"]) == ids
+
+
+@pytest.fixture
+async def partial_role(vl: System) -> str:
+    """Plan a path on which the option EL encodes, and leaves the answer to L; returns its name."""
+    name = "EL>L"
+    async with vl.store() as store:
+        plan = await store.plan()
+        assert plan is not None
+        model = plan.models[VL]
+        path = PlannedPath(name, {"vision": "EL", "thinker": "L"}, 0.0)  # for requests that name it
+        types = {**model.types, "vision+thinker": (*model.types["vision+thinker"], path)}
+        models = {VL: msgspec.structs.replace(model, types=types)}
+        await store.swap_plan(msgspec.structs.replace(plan, epoch=plan.epoch + 1, models=models))
+    return name
+
+
+async def test_an_option_may_leave_out_a_component(vl: System, vl_checkpoint: Path, partial_role: str):
+    question = make_question(make_image(3), "describe the image")
+    ids, text = oracle.vl_answer(vl_checkpoint, question.plain, question.media, TOKENS)
+
+    async with Watch.on(vl) as watch, vl.client() as client:
+        raw = await client.chat.completions.with_raw_response.create(
+            model=VL,
+            messages=question.messages,
+            max_tokens=TOKENS,
+            temperature=0,
+            extra_headers={"x-omnibus-path": partial_role},
+        )
+        await watch.end(raw.headers["x-request-id"])
+
+    assert raw.headers["x-omnibus-path"] == partial_role
     assert raw.parse().choices[0].message.content == text
     assert watch.ids(raw.headers["x-request-id"]) == ids
 
