@@ -116,7 +116,7 @@ MUTATIONS = [
         "tests/unit/tensors",
     ),
     Mutation(
-        "services/sidecar/omnibus_sidecar/timer_queue.py",
+        "services/sidecar/omnibus_sidecar/request_handler.py",
         "if when < self._armed:",
         "if when <= 0:",
         "tests/unit/sidecar",
@@ -172,7 +172,7 @@ MUTATIONS = [
         "tests/unit/encoder",
     ),
     Mutation(
-        "services/generator/omnibus_generator/vocoder_chunks.py",
+        "services/generator/omnibus_generator/vocoder.py",
         "yield from [size] * _CHUNKS_PER_SIZE",
         "yield from [size] * (_CHUNKS_PER_SIZE + 1)",
         "tests/unit/generator",

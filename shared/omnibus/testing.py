@@ -32,9 +32,8 @@ from omnibus.graph import GraphNode, as_ref
 from omnibus.task import Segment, TaskOutput, UnitTask, tasks_of, use
 from omnibus.task.execute import execute_task
 from omnibus.task.input_codec import FROM
-from omnibus.task.item_codec import decode_part, encode_item, unwrap_value
-from omnibus.task.result import STREAM
-from omnibus.tensors.item import Item
+from omnibus.task.result import STREAM, decode_part, encode_item, unwrap_value
+from omnibus.tensors.handle import Item
 
 __all__ = ["LocalRuntime", "TaskCall"]
 

@@ -12,7 +12,7 @@ from omnibus_models import families, torchvision_cpu
 
 torchvision_cpu.install_operators()
 
-from omnibus_llm.engine.speaker_admission import find_fault  # noqa: E402
+from omnibus_llm.engine.media_admission import find_fault  # noqa: E402
 from omnibus_models.families._speech_classes import CLASSES  # noqa: E402
 from tests.auto_families import trials  # noqa: E402
 from tests.auto_families.trials import REFUSED, UNTRIED, Trial  # noqa: E402

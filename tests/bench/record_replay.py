@@ -13,7 +13,7 @@ import time
 import msgspec
 
 from omnibus.task import MLLM, ChatInput, Encode, Think, record, replay
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 
 TWO, MANY = "record_replay.two_nodes_us", "record_replay.images24_us"
 _BATCHES = 30

@@ -26,7 +26,7 @@ import torch
 from omnibus.executor.runner import Job, Runner
 from omnibus.families import catalog
 from omnibus_encoder.media_encoder import EncodeRunner, EncodeSettings
-from omnibus_encoder.text_encoder import TextEncodeRunner
+from omnibus_encoder.text_engines import TextEncodeRunner
 from omnibus_generator.denoiser import DenoiseRunner, DenoiseSettings
 from omnibus_generator.vae_decoder import DecodeImageRunner, LatentDecodeSettings
 from omnibus_generator.vocoder import VocodeRunner, VocodeSettings

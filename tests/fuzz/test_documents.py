@@ -26,8 +26,8 @@ from omnibus.recording import dead_letters, records
 from omnibus.store import JobRecord
 from omnibus.up import fork_client
 from omnibus_gateway.apps import output_buffer
-from omnibus_gateway.dispatch import capture
-from omnibus_gateway.request import event_ids
+from omnibus_gateway.dispatch import retention as capture
+from omnibus_gateway.request import continuing as event_ids
 from omnibus_gateway.videos import job_payload
 from omnibus_planner.declared import declarations_file
 from tests.fuzz import corpus

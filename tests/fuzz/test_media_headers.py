@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibus.errors import Rejected
-from omnibus_gateway.media import data_url, urls
+from omnibus_gateway.media import urls
+from omnibus_gateway.media import urls as data_url
 from omnibus_gateway.media.headers.sniff import READERS
 from omnibus_gateway.media.inspect import DEFAULT_LIMITS, estimate_tokens, inspect_media
 from tests.fuzz import seeds

@@ -13,20 +13,18 @@ from typing import Any
 import numpy as np
 
 from omnibus.bus.nats import NatsBus
-from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
 from omnibus.executor.runner import Job
+from omnibus.executor.status import ExecutorIdentity
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 from omnibus.settings import BusSettings, GatewaySettings
 from omnibus.task import UnitTask, use
 from omnibus_gateway.dispatch.dispatcher import Dispatcher
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.pricing.meter import UsageMeter
-from omnibus_gateway.request.factory import RequestFactory
 from omnibus_gateway.request.load_report import LoadReporter
-from omnibus_gateway.request.record import Records
-from omnibus_gateway.request.record_rules import RecordRules
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.record import RecordRules, Records
+from omnibus_gateway.request.request import ClientRequest, RequestFactory
 from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.router import Router
 from omnibus_sidecar.server import Sidecar

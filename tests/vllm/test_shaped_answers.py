@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from omnibus.errors import BadRequest
 from omnibus_llm.engine.params import TextGenerationParams
-from omnibus_llm.runners.answer_shape import answer_grammar
+from omnibus_llm.runners.answer_parser import answer_grammar
 from omnibus_llm.vllm.runner import VllmRunner
 from tests.oracles import shaped
 from tests.unit.jobs import MemoryJob, finish_job

@@ -2,17 +2,28 @@
 
 The cache keeps arrays of this process, not blocks of the arena. A block belongs to an invocation and its deadline, and
 blocks kept here would be missing for requests. A hit costs one copy into the arena.
+
+Keys of embeddings: a SHA-256 of all that an embedding depends on.
+
+That is the digest of the file, the salt of those that share the result, and the encoder.
+
+Parts of media that were encoded before: when an audio clip grows, only its end is new.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 
+from omnibus.checkpoints.gguf_header import find_projectors, is_gguf
 from omnibus.errors import StageUnavailable
 from omnibus.metrics import ENCODER
+from omnibus_models.contract import MediaEncoder, Prepared
 
 P = TypeVar("P")
 
@@ -170,3 +181,113 @@ async def _wait_uncancelled(event: asyncio.Event) -> None:
             was_cancelled = True
     if was_cancelled:
         raise asyncio.CancelledError
+
+
+#: Larger files of a checkpoint count by size and time; smaller ones, such as configurations, by their content.
+_MAX_HASHED_FILE_BYTES = 1 << 20
+
+
+class EncoderIdentity:
+    """Makes the keys of one encoder.
+
+    Results are stored under digests of bytes that were read here. A digest in a request is only looked up: a wrong one
+    finds the result of that digest, and never changes it.
+    """
+
+    def __init__(self, component: str, family: str, checkpoint: Path, device: str, dtype: str) -> None:
+        self._begun = sha256()
+        for part in (family, component, device, dtype, *_checkpoint_revision(checkpoint)):
+            _hash_part(self._begun, part.encode())
+
+    def item_key(self, content: bytes, modality: str, salt: str, alone: bool = True) -> bytes:
+        """Return 32 bytes, equal for media of equal ``content``, modality, salt and ``alone``.
+
+        ``content`` is the SHA-256 of the media's bytes.
+        """
+        hasher = self._begun.copy()
+        for part in (modality, salt, str(alone)):
+            _hash_part(hasher, part.encode())
+        hasher.update(content)
+        return hasher.digest()
+
+
+def _hash_part(hasher: Any, part: bytes) -> None:
+    """Hash ``part`` after its length.
+
+    Different lists of parts then never have the same bytes.
+    """
+    hasher.update(len(part).to_bytes(8, "big"))
+    hasher.update(part)
+
+
+def _checkpoint_revision(checkpoint: Path) -> Iterable[str]:
+    """Yield texts that identify a version of a checkpoint, without reading weights."""
+    root = checkpoint.parent if is_gguf(checkpoint) else checkpoint
+    whole = [checkpoint, *find_projectors(root)] if is_gguf(checkpoint) else checkpoint.rglob("*")
+    for path in sorted(file for file in whole if file.is_file()):
+        about = path.stat()
+        content = (
+            sha256(path.read_bytes()).hexdigest() if about.st_size <= _MAX_HASHED_FILE_BYTES else str(about.st_mtime_ns)
+        )
+        yield f"{path.relative_to(root)}\n{about.st_size}\n{content}"
+
+
+#: The modality of the keys of parts; no file has it.
+_PART = "part of "
+
+
+class SaltedItem(NamedTuple):
+    """A prepared item, and the ``salt`` of those that share its results."""
+
+    item: Prepared
+    salt: str
+
+
+class PartEncoder:
+    """Encodes items of ``model`` with ``encode``, reusing parts that ``results`` contains.
+
+    The key of a part is the digest of its features, from which its rows are computed. Features at the beginning may
+    therefore depend on later content: features that differ make a different part.
+    """
+
+    def __init__(
+        self,
+        model: MediaEncoder,
+        identity: EncoderIdentity,
+        results: EmbeddingCache[SaltedItem],
+        encode: Callable[[Prepared], Awaitable[EncoderResult]],
+    ) -> None:
+        self._model = model
+        self._identity = identity
+        self._results = results
+        self._encode = encode
+        self.reused = 0  # parts
+
+    def find_keys(self, salted_item: SaltedItem, parts: Sequence[Prepared]) -> list[bytes]:
+        """Return the keys of all ``parts`` but the last, which may be incomplete."""
+        modality = _PART + salted_item.item.modality
+        return [self._identity.item_key(_digest(part), modality, salted_item.salt) for part in parts[:-1]]
+
+    async def encode_missing(self, item: Prepared, parts: Sequence[Prepared], keys: Sequence[bytes]) -> EncoderResult:
+        """Return the result of ``item``, which is cut into ``parts``."""
+        results = [self._results.peek(key) for key in keys]
+        missing = [part for part, result in zip(parts, [*results, None], strict=True) if result is None]
+        new_result = await self._encode(self._model.join_parts(missing))
+        self.reused += len(parts) - len(missing)
+        rows = iter(np.split(new_result.embeds, np.cumsum([part.meta["n_tokens"] for part in missing])[:-1]))
+        embeds = []
+        for key, part_result in zip(keys, results, strict=True):
+            if part_result is None:
+                part_result = EncoderResult({}, next(rows).copy())
+                self._results.store(key, part_result)
+            embeds.append(part_result.embeds)
+        return EncoderResult({"modality": item.modality, **item.meta}, np.concatenate([*embeds, next(rows)]))
+
+
+def _digest(part: Prepared) -> bytes:
+    """Return the digest of all inputs to the rows of ``part``."""
+    hasher = sha256()
+    for name, value in sorted(part.features.items()):
+        hasher.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        hasher.update(value.contiguous().view(torch.uint8).numpy().data)
+    return hasher.digest()

@@ -14,8 +14,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, ParamSpec, TypeVar, cast
 import torch
 
 from omnibus.errors import StageUnavailable
-from omnibus.executor.job_clock import ChargedJobs, ComputeBill, charged_jobs
-from omnibus.executor.stopwatch import Stopwatch
+from omnibus.executor.job_clock import ChargedJobs, ComputeBill, Stopwatch, charged_jobs
 from omnibus_models import cuda_stream
 from omnibus_models.attention_kernels import avoid_planned_kernels
 from omnibus_models.contract import ModelComponent

@@ -20,8 +20,7 @@ from omnibus.families import catalog
 from omnibus.settings import read_settings
 
 if TYPE_CHECKING:
-    from omnibus_llm.engine.adapter_slots import AdapterLimits
-    from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
+    from omnibus_llm.engine.model import AdapterLimits, ThinkerCore, ThinkSettings
     from omnibus_llm.vllm.model import VllmCore
 
 #: Objects that runners of one executor share; dropped with the last of them.
@@ -274,7 +273,7 @@ def _make_vocoder(component: str, settings: ExecutorSettings) -> Runner:
 
 def _make_text_encoder(component: str, settings: ExecutorSettings) -> Runner:
     from omnibus_encoder.media_encoder import EncodeSettings
-    from omnibus_encoder.text_encoder import TextEncodeRunner
+    from omnibus_encoder.text_engines import TextEncodeRunner
 
     limits = EncodeSettings(items=settings.batch, threads=settings.threads)
     return TextEncodeRunner(component, *_checkpoint_source(settings), limits)
@@ -282,7 +281,7 @@ def _make_text_encoder(component: str, settings: ExecutorSettings) -> Runner:
 
 def _make_embedder(component: str, settings: ExecutorSettings) -> Runner:
     from omnibus_encoder.media_encoder import EncodeSettings
-    from omnibus_encoder.text_embedding import EmbedRunner, SentenceRunner
+    from omnibus_encoder.text_engines import EmbedRunner, SentenceRunner
 
     limits = EncodeSettings(items=settings.batch, tokens=settings.media_tokens, threads=settings.threads)
     is_own = component in catalog.find_family(settings.family)["components"]
@@ -291,7 +290,7 @@ def _make_embedder(component: str, settings: ExecutorSettings) -> Runner:
 
 def _make_reranker(component: str, settings: ExecutorSettings) -> Runner:
     from omnibus_encoder.media_encoder import EncodeSettings
-    from omnibus_encoder.reranking import RerankRunner
+    from omnibus_encoder.text_engines import RerankRunner
 
     limits = EncodeSettings(items=settings.batch, tokens=settings.media_tokens, threads=settings.threads)
     return RerankRunner(component, *_checkpoint_source(settings), limits)
@@ -312,8 +311,7 @@ def _make_denoiser(component: str, settings: ExecutorSettings) -> Runner:
 
 
 def _make_prior(component: str, settings: ExecutorSettings) -> Runner:
-    from omnibus_generator.denoiser import DenoiseSettings
-    from omnibus_generator.prior import PriorRunner
+    from omnibus_generator.denoiser import DenoiseSettings, PriorRunner
 
     limits = DenoiseSettings(pictures=settings.batch, threads=settings.threads)
     return PriorRunner(component, *_checkpoint_source(settings), limits)
@@ -354,7 +352,7 @@ def _adapter_directories(settings: ExecutorSettings) -> dict[str, Path]:
 
 def _loadable_adapters(settings: ExecutorSettings) -> "AdapterLimits":
     """Return the limits of adapters that requests may load into this executor."""
-    from omnibus_llm.engine.adapter_slots import NO_ADAPTERS, AdapterLimits
+    from omnibus_llm.engine.model import NO_ADAPTERS, AdapterLimits
 
     if not settings.adapters_dir or settings.adapter_slots < 1:
         return NO_ADAPTERS

@@ -21,12 +21,11 @@ from omnibus.process.garbage import tune_garbage_collector
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, read_settings
 from omnibus.store import Store
-from omnibus.tensors import waiting
-from omnibus.tensors.client import TensorClient
+from omnibus.tensors.client import TensorClient, connect_when_ready
 from omnibus_gateway.api.app import Frontend
 from omnibus_gateway.api.routes import RouteTable
 from omnibus_gateway.apps.service import AppService
-from omnibus_gateway.auth.admin import check_token
+from omnibus_gateway.auth.access_rules import check_token
 from omnibus_gateway.auth.tenancy import Tenancy
 from omnibus_gateway.batches.service import Batches
 from omnibus_gateway.console.recorder import HistoryRecorder
@@ -35,35 +34,30 @@ from omnibus_gateway.dispatch.dispatcher import Dispatcher
 from omnibus_gateway.files.client_files import ClientFiles
 from omnibus_gateway.files.file_objects import open_made_files
 from omnibus_gateway.http.connection import ConnectionLimits
-from omnibus_gateway.http.open_requests import OpenRequests
+from omnibus_gateway.http.response import OpenRequests
 from omnibus_gateway.http.server import GatewayServer, create_server
 from omnibus_gateway.media.blob_store import BLOB, MediaStore
 from omnibus_gateway.media.fetcher import Fetcher, FetchRules
-from omnibus_gateway.media.files import FILE, FileStore
-from omnibus_gateway.media.made_files import MadeFiles
-from omnibus_gateway.media.peer_files import FileResponder, FileSource, KeptFile
-from omnibus_gateway.media.peers import MediaPeers
+from omnibus_gateway.media.files import FILE, FileStore, MadeFiles
+from omnibus_gateway.media.peers import FileResponder, FileSource, KeptFile, MediaPeers
 from omnibus_gateway.media.spoken_answers import SpokenAnswers
 from omnibus_gateway.pricing.meter import UsageMeter
 from omnibus_gateway.realtime.service import Realtime
 from omnibus_gateway.replay.replay import Replayer
-from omnibus_gateway.request import metrics
 from omnibus_gateway.request.continuing import Continuations
-from omnibus_gateway.request.dead_letters import DeadLetters
-from omnibus_gateway.request.factory import RequestFactory
-from omnibus_gateway.request.load_report import LoadReporter
-from omnibus_gateway.request.record import HOLD_SECONDS, Records
-from omnibus_gateway.request.record_rules import parse_record_rules
+from omnibus_gateway.request.load_report import LoadReporter, register_metrics
+from omnibus_gateway.request.record import HOLD_SECONDS, DeadLetters, Records, parse_record_rules
+from omnibus_gateway.request.request import RequestFactory
 from omnibus_gateway.responses.service import Responses
 from omnibus_gateway.responses.sockets import ResponseSockets
 from omnibus_gateway.routing.executors import ExecutorTable
-from omnibus_gateway.routing.nearness import Nearness
 from omnibus_gateway.routing.plan_follower import PlanFollower
+from omnibus_gateway.routing.replicas import Nearness
 from omnibus_gateway.routing.router import Router
 from omnibus_gateway.shadow.mirror import CandidateMirror
 from omnibus_gateway.shadow.spare_room import waiting_counter
 from omnibus_gateway.tasks.chat import Chat
-from omnibus_gateway.tenancy.shares import tenant_account
+from omnibus_gateway.tenancy.tenant import tenant_account
 from omnibus_gateway.videos.copies import VIDEO
 from omnibus_gateway.videos.service import Videos
 
@@ -145,7 +139,7 @@ class GatewayService:
     async def _connect_bus(self, gateway: str) -> tuple[NatsBus, TensorClient]:
         """Connect to the sidecar and the bus, and open the bus's streams."""
         settings, sidecar = read_settings(BusSettings), read_settings(SidecarSettings)
-        tensors = await waiting.connect_when_ready(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
+        tensors = await connect_when_ready(sidecar.socket, f"gateway-{gateway}", sidecar.node_name)
         self._closing.push_async_callback(tensors.close)
         bus = await NatsBus.connect(settings, f"gateway-{gateway}")
         self._closing.push_async_callback(bus.drain)
@@ -172,7 +166,7 @@ class GatewayService:
         dead = DeadLetters(bus, settings.deadletters == "full", limit)
         records = Records(bus, UsageMeter(router), self._record_rules, self._keep, dead, HOLD_SECONDS, tenancy.records)
         self._closing.callback(records.close)
-        metrics.register_metrics(settings, router, router.members, dispatcher, dead)
+        register_metrics(settings, router, router.members, dispatcher, dead)
         replayer = Replayer(router, dispatcher, tensors, records, self._keep)
         await bus.add_responder(subjects.REPLAY, replayer.respond, queue="gateways")
         await tenancy.startup(bus, lambda: plans.announce_status("ready"))

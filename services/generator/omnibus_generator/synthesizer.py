@@ -10,7 +10,7 @@ from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item, Job
 from omnibus_engines.component import ComponentSource, Hosted
 from omnibus_engines.vocoder_calls import unpack_call
-from omnibus_generator.vocoder_chunks import piece_sizes
+from omnibus_generator.vocoder import piece_sizes
 from omnibus_models.contract import Synthesizer, VocoderCall
 from omnibus_models.device_copy import copy_to_host
 

@@ -1,8 +1,23 @@
-"""The engine of a vocoder: codec codes in, waveform out, piece by piece."""
+"""The engine of a vocoder: codec codes in, waveform out, piece by piece.
+
+Sizes of the pieces in which a vocoder takes codes. They depend on the place in the waveform only.
+
+A vocoder computes each piece with some codes around it, so samples differ in their last bits where pieces are cut. If
+codes were taken as they arrive, the same codes would make slightly different audio each time. The first pieces are
+small, so that audio starts early. Later pieces are large and cost less per code; by then the listener has enough audio
+in hand.
+
+Scheduling of audio: the listener who would run out first is served first. There is no clock here.
+
+Audio is generated faster than it is played. A listener with a few seconds in hand can wait for a listener with none.
+The order is earliest deadline first: while every listener can be kept from silence, no listener hears any.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,14 +25,98 @@ import msgspec
 import numpy as np
 
 from omnibus.errors import BadRequest
+from omnibus.executor.due_queue import Due, DueQueue
 from omnibus.executor.job_clock import current_clock
 from omnibus.executor.runner import Item, Job
-from omnibus.tensors.item import RESUMED_AT
+from omnibus.executor.tenant_order import NO_TENANT, TenantOrder, TenantShare
+from omnibus.tensors.handle import RESUMED_AT
 from omnibus_engines.component import ComponentSource, Hosted
-from omnibus_generator.playback_scheduler import DeadlineLock, Playback
-from omnibus_generator.vocoder_chunks import piece_sizes
 from omnibus_models.contract import Code, Vocoder, Vocoding
 from omnibus_models.device_copy import copy_to_host
+
+#: Audio in the first pieces. Talkers send their codes in such batches, which are multiples of ``_BATCH_CODES``.
+_FIRST_CHUNK_SECONDS = 0.24
+_BATCH_CODES = 4
+#: Pieces of one size before it doubles. The audio of earlier pieces then lasts until the next one is ready, if codes
+#: arrive 1.4 times as fast as they are played.
+_CHUNKS_PER_SIZE = 6
+
+
+def piece_sizes(codes_per_second: float, most: int) -> Iterator[int]:
+    """Yield the sizes of all pieces of a waveform, in codes or frames.
+
+    The iterator is infinite; ``most`` is the largest size.
+    """
+    size = _BATCH_CODES * max(1, round(codes_per_second * _FIRST_CHUNK_SECONDS / _BATCH_CODES))
+    while size < most:
+        yield from [size] * _CHUNKS_PER_SIZE
+        size *= 2
+    while True:
+        yield most
+
+
+class Playback:
+    """Playback state of one listener, as far as the sender knows.
+
+    Times are in seconds, of any single clock. A listener plays from the first sample, pauses when the audio runs out,
+    and resumes when more arrives. ``dry`` is when the audio runs out. Before the first sample (``plays`` is False) it
+    is ``patience`` seconds after ``begin_time``.
+    """
+
+    def __init__(self, rate: int, begin_time: float, patience: float) -> None:
+        self.dry = begin_time + patience
+        self._rate = rate
+        self.plays = False
+
+    def record_sent(self, samples: int, now: float) -> None:
+        """Record that ``samples`` were sent to the listener at ``now``."""
+        if samples:
+            self.dry = (max(self.dry, now) if self.plays else now) + samples / self._rate
+            self.plays = True
+
+
+class DeadlineLock:
+    """A lock that grants turns by tenant, due time and arrival.
+
+    The next turn is for the tenant that has had the least. Of its listeners, the one due first is next.
+    """
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._numbers = count()
+        self._order = TenantOrder()
+        self._waiting: DueQueue[asyncio.Future[None]] = DueQueue(self._order)
+
+    @asynccontextmanager
+    async def hold_turn(self, due: float, tenant: TenantShare = NO_TENANT, size: int = 1) -> AsyncIterator[None]:
+        """Wait for the turn and keep it until the block ends; ``size`` of the work is charged to ``tenant``."""
+        await self._acquire_turn(due, tenant, size)
+        try:
+            yield
+        finally:
+            self._release_turn()
+
+    async def _acquire_turn(self, due: float, tenant: TenantShare, size: int) -> None:
+        if not self._taken:
+            self._taken = True
+            self._order.charge(tenant, size)
+            return
+        grant: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.push(Due(due, next(self._numbers), grant, size, tenant=tenant))
+        try:
+            await grant
+        except asyncio.CancelledError:
+            if not grant.cancelled():
+                self._release_turn()  # granted too late: pass the turn on
+            raise
+
+    def _release_turn(self) -> None:
+        while (due := self._waiting.pop()) is not None:
+            if not due.key.done():
+                self._order.charge(due.tenant, due.size)
+                due.key.set_result(None)
+                return
+        self._taken = False
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,8 @@ def repeat_trial(checkpoint: Path) -> TrialReport:
 
 def _admit_component(family: Any, component: str, checkpoint: Path) -> str:
     """Return how executors run the component. Raises ``Fatal`` if they do not."""
-    from omnibus_llm.engine import admission, media_admission, recognizer_admission, speaker_admission
+    from omnibus_llm.engine import admission, media_admission, recognizer_admission
+    from omnibus_llm.engine import media_admission as speaker_admission
     from omnibus_models.examine.meta_loader import DryLoader
 
     if component == "speaker":

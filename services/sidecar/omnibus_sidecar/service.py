@@ -1,20 +1,220 @@
-"""The sidecar as a service: settings from the environment, counters to Prometheus."""
+"""The sidecar as a service: settings from the environment, counters to Prometheus.
+
+Metrics of a sidecar for Prometheus, from counters that it keeps anyway.
+
+The other nodes, as their sidecars' status events report them.
+
+Gateways also publish here the ends of invocations that used this node.
+"""
 
 import asyncio
+import logging
 import os
 import stat
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from omnibus import settings as environment
+from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus.heartbeats import NODE_HEARTBEAT_SECONDS
+from omnibus.bus.messages import NodeStatus
 from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import subject_token
-from omnibus.errors import BadRequest
-from omnibus_sidecar import metrics
-from omnibus_sidecar.nodes import PeerDiscovery
-from omnibus_sidecar.peers import credentials
+from omnibus.errors import BadRequest, BusUnavailable, NodeUnreachable, ProtocolError, Unauthorized
+from omnibus.metrics import ARENA, NODES
+from omnibus.metrics.collectors import Values
+from omnibus_sidecar.peers.dialler import PeerAddress
+from omnibus_sidecar.peers.handshake import load_tls, read_secret
 from omnibus_sidecar.server import Sidecar
 from omnibus_sidecar.settings import MIB, PeerConfig, SidecarConfig
+
+#: Metrics by the key of ``Sidecar.snapshot``.
+_KEYS = {
+    "used_bytes": ARENA.used,
+    "spare_bytes": ARENA.spare,
+    "spares_used_total": ARENA.spares_used,
+    "spares_recalled_total": ARENA.spares_recalled,
+    "peak_bytes": ARENA.peak,
+    "arena_bytes": ARENA.size,
+    "largest_hole_bytes": ARENA.hole,
+    "blocks": ARENA.leases,
+    "waiting": ARENA.waiting,
+    "refused_total": ARENA.refused,
+    "expired_total": ARENA.expired,
+    "granted_total": ARENA.granted,
+    "clients": ARENA.clients,
+    "dropped_clients_total": ARENA.dropped,
+}
+#: The same for traffic between nodes; a sidecar of a single node has none of these.
+_NODE_KEYS = {
+    "sent_bytes_total": NODES.sent,
+    "mirror_bytes": NODES.mirrors,
+}
+_LABELLED_KEYS = {
+    "pulled_bytes_by_node": NODES.pulled,
+    "pull_seconds_by_node": NODES.seconds,
+    "ucx_bytes_by_node": NODES.ucx,
+    "ucx_failures_by_node": NODES.ucx_failures,
+    "pull_failures_total": NODES.failures,
+    "refused_peers_total": NODES.refused,
+    "unreachable_nodes": NODES.unreachable,
+}
+#: Reasons with an alert: Prometheus sees an increase only if the counter existed before.
+_BAD = {"expired": 0, "forced": 0}
+_BAD_BY_KEY: dict[str, dict[str, int]] = {
+    "pull_failures_total": {NodeUnreachable.code: 0},
+    "refused_peers_total": {Unauthorized.code: 0, ProtocolError.code: 0},
+}
+
+
+def register_metrics(snapshot: Callable[[], Mapping[str, Any]]) -> None:
+    """Register the metrics of this process, read from ``snapshot``.
+
+    ``snapshot`` is empty before the start.
+    """
+
+    def key_values(key: str) -> Callable[[], Values]:
+        return lambda: {(): float(found[key])} if key in (found := snapshot()) else {}
+
+    def labelled_values(key: str) -> Callable[[], Values]:
+        def values() -> Values:
+            bad_counts = snapshot().get(key)  # None on a single node
+            counts = {} if bad_counts is None else _BAD_BY_KEY.get(key, {}) | bad_counts
+            return {(label,): float(count) for label, count in counts.items()}
+
+        return values
+
+    for key, metric in _KEYS.items():
+        metric.set_values(key_values(key))
+    for key, metric in _NODE_KEYS.items():
+        metric.set_values(key_values(key))
+    for key, metric in _LABELLED_KEYS.items():
+        metric.set_values(labelled_values(key))
+    ARENA.freed.set_values(
+        lambda: {(why,): float(count) for why, count in (_BAD | snapshot().get("freed_total", {})).items()}
+    )
+
+
+log = logging.getLogger(__name__)
+
+#: Difference between two nodes' clocks at which deadlines are noticeably wrong.
+MAX_SKEW_SECONDS = 0.5
+
+
+class PeerDiscovery:
+    """Publishes the address of this node, and collects those of others.
+
+    Addresses come from these events and never from a handle: a forged handle must not make a sidecar dial an arbitrary
+    host. A node that stops reporting keeps its address. The next pull from it shows if it is reachable.
+    """
+
+    def __init__(self, bus: Bus, sidecar: Sidecar, host: str) -> None:
+        """Create the discovery; ``host`` is the address at which others reach this node."""
+        self._bus = bus
+        self._sidecar = sidecar
+        self._host = host
+        self._skewed: set[str] = set()
+        self._draining = False
+        self._beating: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        bus, node = self._bus, self._sidecar.settings.node
+        await bus.subscribe(subjects.event_subject(subjects.NODE), self._on_status)
+        await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda delivery: self.publish_status())
+        await bus.subscribe(subjects.node_subject(node), self._on_end)
+        self._beating = asyncio.get_running_loop().create_task(self._beat())
+        bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
+
+    def begin_drain(self) -> None:
+        """Stop gateways from sending more work to this node."""
+        self._draining = True
+        self.publish_status()
+
+    async def close(self) -> None:
+        """Report to the other nodes that this sidecar is gone."""
+        if self._beating is not None:
+            self._beating.cancel()
+        self._publish("gone")
+
+    def publish_status(self) -> None:
+        self._publish("draining" if self._draining else "ready")
+
+    def _publish(self, state: str) -> None:
+        plane = self._sidecar.peers
+        if plane is None:
+            return
+        counters = self._sidecar.snapshot()
+        status = NodeStatus(
+            node=self._sidecar.settings.node,
+            host=self._host,
+            port=plane.port,
+            boot=plane.boot,
+            state=state,
+            transport=plane.transport,
+            unreachable=tuple(sorted(plane.unreachable)),
+            pulled=dict(plane.pulled_bytes),
+            seconds=dict(plane.pull_seconds),
+            used=counters["used_bytes"],
+            size=counters["arena_bytes"],
+            now=time.time(),
+        )
+        try:
+            self._bus.publish(subjects.event_subject(subjects.NODE), messages.encode(status))
+        except BusUnavailable as error:
+            log.debug("status not sent: %s", error)
+
+    async def _beat(self) -> None:
+        while True:
+            self.publish_status()
+            await asyncio.sleep(NODE_HEARTBEAT_SECONDS)
+
+    def _on_status(self, delivery: Delivery) -> None:
+        plane = self._sidecar.peers
+        try:
+            status = messages.decode_node(delivery.data)
+        except ProtocolError as error:
+            log.warning("%s", error)
+            return
+        if plane is None or status.node == self._sidecar.settings.node:
+            self._warn_of_namesake(status)
+            return
+        if status.state == "gone":
+            known_address = plane.addresses.get(status.node)
+            if known_address is not None and known_address.boot == status.boot:
+                del plane.addresses[status.node]
+            return
+        plane.addresses[status.node] = PeerAddress(status.host, status.port, status.boot)
+        self._check_clock(status)
+
+    def _warn_of_namesake(self, status: NodeStatus) -> None:
+        plane = self._sidecar.peers
+        if plane is not None and status.boot > plane.boot and status.state != "gone":
+            log.error(
+                "another sidecar also has the name %r: set a different OMNIBUS_SIDECAR_NODE on each node", status.node
+            )
+
+    def _check_clock(self, status: NodeStatus) -> None:
+        skew = status.now - time.time()
+        if abs(skew) <= MAX_SKEW_SECONDS:
+            self._skewed.discard(status.node)
+        elif status.node not in self._skewed:
+            self._skewed.add(status.node)
+            log.warning(
+                "the clock of node %s is off by %.1f s, and so are deadlines there: synchronize the clocks",
+                status.node,
+                skew,
+            )
+
+    def _on_end(self, delivery: Delivery) -> None:
+        """End an invocation that used this node."""
+        try:
+            self._sidecar.end_invocation(messages.decode_end(delivery.data).inv)
+        except ProtocolError as error:
+            log.warning("%s", error)
+
 
 _DRAIN_LOOK_SECONDS = 0.1
 
@@ -54,7 +254,7 @@ class SidecarService:
 
     async def startup(self) -> None:
         await self._sidecar.start()
-        metrics.register_metrics(self._sidecar.snapshot)
+        register_metrics(self._sidecar.snapshot)
         if self._sidecar.peers is not None:
             self._bus = await NatsBus.connect(environment.read_settings(environment.BusSettings), "sidecar")
             self._nodes = PeerDiscovery(self._bus, self._sidecar, self._host)
@@ -88,8 +288,8 @@ def _peer_config(settings: environment.SidecarSettings) -> PeerConfig | None:
     if not settings.host:
         return None
     _check_transport(settings)
-    secret = credentials.read_secret(settings.secret_file) if settings.secret_file else b""
-    client, server = credentials.load_tls(settings.tls_ca, settings.tls_cert, settings.tls_key)
+    secret = read_secret(settings.secret_file) if settings.secret_file else b""
+    client, server = load_tls(settings.tls_ca, settings.tls_cert, settings.tls_key)
     if not secret and server is None:
         raise BadRequest(
             "OMNIBUS_SIDECAR_HOST opens this node to others: set OMNIBUS_SIDECAR_SECRET_FILE, the same for all nodes, "

@@ -5,8 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from omnibus.errors import ProtocolError
-from omnibus.tensors.block_lease import NEVER_DUE, BlockLease, BlockOwner
-from omnibus.tensors.ledger import Ledger
+from omnibus.tensors.ledger import NEVER_DUE, BlockLease, BlockOwner, Ledger
 from omnibus.tensors.protocol import SidecarFrame, Verb
 
 #: Shares of the arena that spares of one client, and all spares, may take.

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from omnibus.errors import ProtocolError
-from omnibus.tensors.handle import ITEMSIZE
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import ITEMSIZE, Item
 
 #: Most dimensions of an array.
 _MAX_DIMENSIONS = 8

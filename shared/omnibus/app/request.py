@@ -19,7 +19,7 @@ from omnibus.errors import AppFailed, DeadlineExceeded, OmnibusError, TooLarge, 
 from omnibus.plan import choice_point
 from omnibus.task import Segment, use
 from omnibus.task.result import Source
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 
 log = logging.getLogger(__name__)
 

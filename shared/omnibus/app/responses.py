@@ -14,9 +14,9 @@ from omnibus.app.routes import AppRoute
 from omnibus.encoding import audio as encoding_audio
 from omnibus.errors import AppFailed, BadRequest
 from omnibus.task import Audio, ChatOutput, Result, Source, TextChunk
-from omnibus.task.item_codec import KEY
 from omnibus.task.library import TranscriptChunk
-from omnibus.tensors.item import Item
+from omnibus.task.result import KEY
+from omnibus.tensors.handle import Item
 
 _MATRIX_DIMENSIONS = 2
 #: Most samples of one item, or numbers of an array.

@@ -9,9 +9,8 @@ from omnibus.cli.format.tables import table_lines
 from omnibus.cli.invocations import connect_bus
 from omnibus.cli.output import print_json, report_not_compared
 from omnibus.recording import records
-from omnibus.recording.forks import PLAYER_PREFIX
 from omnibus.recording.records import Record
-from omnibus.recording.steps import MAX_SHOWN_CHARS, Step, StepValue, build_steps
+from omnibus.recording.steps import MAX_SHOWN_CHARS, PLAYER_PREFIX, Step, StepValue, build_steps
 
 #: Characters of a digest, and of a value in a table.
 _DIGEST_CHARS, _CELL_CHARS = 12, 60

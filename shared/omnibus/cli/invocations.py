@@ -19,7 +19,7 @@ from omnibus.cli.waterfall import graph_lines, usage_lines, waterfall_lines
 from omnibus.graph import Invocation, encode_invocation
 from omnibus.recording import records
 from omnibus.recording.records import EndRecord
-from omnibus.recording.waterfall_builder import build_waterfall
+from omnibus.recording.waterfall import build_waterfall
 from omnibus.settings import BusSettings, read_settings
 from omnibus.up import runs
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from omnibus.bus.nats import NatsBus
 from omnibus.cli.output import print_json
-from omnibus.recording.session_timeline import SessionTimeline, build_timeline
-from omnibus.recording.sessions import read_session
+from omnibus.recording.sessions import SessionTimeline, build_timeline, read_session
 
 #: Prefix of the ids of sessions; ids of invocations do not have it.
 SESSION_PREFIX = "sess_"

@@ -17,9 +17,16 @@ from omnibus.cli.output import print_json
 from omnibus.errors import OmnibusError
 from omnibus.graph import encode_invocation
 from omnibus.recording import records
-from omnibus.recording.forks import find_node, fork_invocation, parse_change, start_headers
 from omnibus.recording.records import Record
-from omnibus.recording.steps import Step, StepValue, build_steps
+from omnibus.recording.steps import (
+    Step,
+    StepValue,
+    build_steps,
+    find_node,
+    fork_invocation,
+    parse_change,
+    start_headers,
+)
 
 #: Suffixes of the files for saved contents, by media type.
 _ENDINGS = {

@@ -18,9 +18,9 @@ import msgspec
 
 from omnibus.app_record import TaskRecord
 from omnibus.errors import BadRequest, Forbidden
+from omnibus.executor.job_clock import JobOccupancy, OccupancyTimer
 from omnibus.executor.runner import Job, Runner
 from omnibus.executor.settings import ExecutorSettings
-from omnibus.executor.stopwatch import JobOccupancy, OccupancyTimer
 
 log = logging.getLogger(__name__)
 

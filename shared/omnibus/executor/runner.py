@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 
 __all__ = ["Item", "Job", "RowWriter", "Runner"]
 

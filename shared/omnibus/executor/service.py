@@ -1,35 +1,176 @@
-"""Process of an executor: settings, connections, engines. Services that run an executor share it."""
+"""Process of an executor: settings, connections, engines. Services that run an executor share it.
+
+The engine of executors that run components of several models and apps in one process.
+
+``OMNIBUS_EXECUTOR_CHECKPOINT`` lists the components: a JSON list of ``HostedPart``. Each is run by the engine of its
+own model, with the settings that an executor of that model has.
+
+Change of a running executor to another role of its model.
+"""
 
 import asyncio
 import logging
+import os
 import secrets
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
+from msgspec import structs
 
 from omnibus import checkpoints, tracing
-from omnibus.bus import subjects
+from omnibus.bus import Bus, Delivery, subjects
 from omnibus.bus.nats import NatsBus
+from omnibus.bus.role_messages import TAKEN, RoleAssignment, decode_role
 from omnibus.bus.subjects import subject_token, task_name
 from omnibus.checkpoints import generation_config
-from omnibus.errors import BadRequest, OmnibusError
-from omnibus.executor import shared_process
+from omnibus.errors import BadRequest, Conflict, OmnibusError
 from omnibus.executor.energy_meters import open_meter
-from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
-from omnibus.executor.role_switch import RoleSwitch
 from omnibus.executor.runner import Runner
 from omnibus.executor.settings import ExecutorSettings, VllmSettings
+from omnibus.executor.status import ExecutorIdentity
 from omnibus.families import catalog, plugins
+from omnibus.families.catalog import HostedPart
 from omnibus.process import run_module
 from omnibus.process.garbage import tune_garbage_collector
 from omnibus.process.priority import lower_priority
 from omnibus.settings import BusSettings, ServiceSettings, SidecarSettings, read_settings
-from omnibus.tensors import waiting
-from omnibus.tensors.client import TensorClient
+from omnibus.tensors.client import TensorClient, connect_when_ready
+
+#: Name of ``engine`` in plans.
+ENGINE = f"{__name__}:engine"
+
+_decode = msgspec.json.Decoder(list[HostedPart]).decode
+
+
+def engine(component: str, settings: ExecutorSettings) -> Runner:
+    """Return the runner of ``component`` by its own engine. Raises ``BadRequest`` for one that is not listed."""
+    parts = read_parts(settings.checkpoint)
+    if component not in parts:
+        raise BadRequest(f"OMNIBUS_EXECUTOR_CHECKPOINT has no component {component!r}; there is {', '.join(parts)}")
+    part = parts[component]
+    own = msgspec.structs.replace(
+        settings,
+        components=part.component,
+        family=part.family,
+        checkpoint=part.checkpoint,
+        engine=part.engine,
+        context=part.context,
+    )
+    runner: Runner = plugins.import_object(part.engine, "OMNIBUS_EXECUTOR_ENGINE")(part.component, own)
+    return runner
+
+
+def read_parts(checkpoint: str) -> dict[str, HostedPart]:
+    """Return the parts that ``checkpoint`` lists, by name. Raises ``BadRequest`` if it is not such a list."""
+    try:
+        return {part.name: part for part in _decode(checkpoint)}
+    except msgspec.MsgspecError as error:
+        raise BadRequest(f"OMNIBUS_EXECUTOR_CHECKPOINT must be a JSON list of parts: {error}") from error
+
+
+def hosted_checkpoints(settings: ExecutorSettings, components: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of a component and its checkpoint, as their own models have them."""
+    if settings.engine != ENGINE:
+        return [(component, settings.checkpoint) for component in components]
+    parts = read_parts(settings.checkpoint)
+    return [(parts[name].component, parts[name].checkpoint) for name in components if name in parts]
+
 
 log = logging.getLogger(__name__)
+
+
+class RoleSwitch:
+    """Accepts role assignments for ``executor``, which was started with ``settings``.
+
+    ``identify`` makes its identity from other settings with the same id. Accepted work may take ``drain_seconds``. If a
+    role change fails, the process ends; after its restart it has the new role.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        settings: ExecutorSettings,
+        identify: Callable[[ExecutorSettings], ExecutorIdentity],
+        drain_seconds: float,
+    ) -> None:
+        self._executor = executor
+        self._settings = settings
+        self._identify = identify
+        self._drain_seconds = drain_seconds
+        self._task: asyncio.Task[None] | None = None
+
+    async def listen(self, bus: Bus) -> None:
+        """Accept assignments from now on."""
+        await bus.add_responder(subjects.role_subject(self._executor.identity.id), self._on_assignment)
+
+    async def close(self) -> None:
+        """Cancel a role change that is in progress."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _on_assignment(self, delivery: Delivery) -> AsyncIterator[bytes]:
+        try:
+            self.take(decode_role(delivery.data))
+        except OmnibusError as error:
+            yield msgspec.json.encode(error.to_problem())
+        else:
+            yield TAKEN
+
+    def take(self, role: RoleAssignment) -> None:
+        """Start to change to ``role``. Raises ``Conflict`` during another change, and ``BadRequest``."""
+        if self._task is not None and not self._task.done():
+            raise Conflict(f"executor {self._executor.identity.id} is changing its role; retry when it is ready")
+        settings = structs.replace(
+            self._settings,
+            id=self._executor.identity.id,
+            option=role.option,
+            origin=role.origin,
+            components=",".join(role.components),
+            tasks=",".join(role.tasks),
+        )
+        identity = self._identify(settings)
+        runners = find_runners(self._executor.runners, tuple(identity.tasks.values()), settings)
+        self._task = asyncio.get_running_loop().create_task(self._take(settings, identity, runners))
+
+    async def _take(
+        self, settings: ExecutorSettings, identity: ExecutorIdentity, runners: Mapping[str, Runner]
+    ) -> None:
+        try:
+            await self._executor.take_role(identity, runners, self._drain_seconds)
+            self._settings = settings
+        except Exception:
+            log.exception("cannot change to the role %s; stopping", identity.option)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def find_runners(
+    there: Mapping[str, Runner], components: tuple[str, ...], settings: ExecutorSettings
+) -> dict[str, Runner]:
+    """Return the runners of ``components``: those in ``there``, or new ones with their weights.
+
+    Raises ``BadRequest`` for a component that these cannot serve.
+    """
+    return {component: there.get(component) or _switched_runner(there, component, settings) for component in components}
+
+
+def _switched_runner(there: Mapping[str, Runner], component: str, settings: ExecutorSettings) -> Runner:
+    reason = f"the engines of {' and '.join(there)} have not loaded it"
+    for runner in there.values():
+        switch = getattr(runner, "switch_role", None)
+        if switch is None:
+            continue
+        try:
+            new_runner: Runner = switch(component, settings)
+        except BadRequest as error:
+            reason = error.message
+        else:
+            return new_runner
+    raise BadRequest(f"this executor cannot become {component}: {reason}")
+
 
 #: Registers the arena with the driver of a GPU. By name, like engines, since it needs torch.
 _PIN_MEMORY = "omnibus_engines.pinned_memory:pin_memory"
@@ -80,7 +221,7 @@ class ExecutorService:
             slots=min(source.batch, source.credits),
             device=source.device,
             inline=source.inline,
-            sampling=_read_sampling(shared_process.hosted_checkpoints(source, components)),
+            sampling=_read_sampling(hosted_checkpoints(source, components)),
         )
 
     async def startup(self) -> None:
@@ -108,7 +249,7 @@ class ExecutorService:
         make = load_engine(self.settings.engine)
         runners = {component: make(component, self.settings) for component in identity.tasks.values()}
         self._bus = await NatsBus.connect(bus, identity.id)
-        self._tensors = await waiting.connect_when_ready(sidecar.socket, identity.id, sidecar.node_name)
+        self._tensors = await connect_when_ready(sidecar.socket, identity.id, sidecar.node_name)
         if self.settings.pin_arena and self.settings.device.startswith("cuda"):
             self._tensors.observe_mappings(plugins.import_object(_PIN_MEMORY, "OMNIBUS_EXECUTOR_PIN_ARENA"))
         meter = open_meter(self.settings.device, read_settings(VllmSettings).gpus)

@@ -1,17 +1,115 @@
-"""Status of an executor: in heartbeats, for Prometheus and for ``nats service stats``."""
+"""Status of an executor: in heartbeats, for Prometheus and for ``nats service stats``.
 
+Prometheus metrics of an executor, from ``Runner.stats``; missing numbers are omitted.
+
+Identity of an executor, and its status events on the bus.
+"""
+
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from omnibus.bus.messages import PREFILL_ONLY, BatchCounts, ExecutorStatus
-from omnibus.executor import metrics
-from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.runner import Runner
-from omnibus.metrics import EXECUTOR
+from omnibus.metrics import ENGINE, EXECUTOR
+from omnibus.metrics.collectors import Values
+from omnibus.process.memory import resident_bytes
+
+#: Metrics by the key of ``Runner.stats``.
+_KEYS = {
+    "waiting": ENGINE.waiting,
+    "slots": ENGINE.slots,
+    "used": ENGINE.used,
+    "tokens": ENGINE.tokens,
+    "restarts": ENGINE.restarts,
+}
+
+
+def watch_runners(runners: Mapping[str, Runner]) -> None:
+    """Read this process's metrics from the ``stats`` of ``runners`` by component."""
+
+    def stat_reader(key: str) -> Callable[[], Values]:
+        return lambda: {
+            (name,): float(stats[key])
+            for name, one in runners.items()
+            if isinstance((stats := one.stats()).get(key), int | float)
+        }
+
+    for key, metric in _KEYS.items():
+        metric.set_values(stat_reader(key))
+    ENGINE.batches.set_counts(
+        lambda: {name: _batch_sizes(one) for name, one in runners.items() if "batches" in one.stats()}
+    )
+
+
+def _batch_sizes(runner: Runner) -> dict[int, int]:
+    return {int(size): count for size, count in runner.stats()["batches"].items()}
+
+
+#: See ``ExecutorStatus.takes``.
+TAKES = ("cache_key", "cache_salt", "fallback_temperature")
+
+
+@dataclass(frozen=True)
+class ExecutorIdentity:
+    """Identity of this executor: set once at start, repeated in every status event."""
+
+    id: str
+    model: str
+    option: str
+    node: str
+    tasks: Mapping[str, str]  # unit task name to component
+    credits: int
+    origin: str = ""  # of the plan that requires it; empty without one
+    slots: int = 0  # invocations of a batch
+    device: str = ""  # of its engines: cpu, or a GPU
+    cell: str = ""  # of a model in cells
+    sampling: Mapping[str, float] | None = None  # see ``ExecutorStatus``
+    inline: int = 0  # bytes of a tensor that is sent within its message to a reader on another node
+
+    def make_status(
+        self,
+        state: str,
+        inflight: int,
+        steps: int,
+        keeps: bool = False,
+        busy: tuple[float, ...] = (),
+        done: tuple[int, ...] = (),
+        gpu_bytes: int = 0,
+        batches: tuple[BatchCounts, ...] = (),
+    ) -> ExecutorStatus:
+        """Return the status event; ``state`` is ready, draining or gone."""
+        return ExecutorStatus(
+            id=self.id,
+            model=self.model,
+            option=self.option,
+            components=tuple(self.tasks.values()),
+            tasks=tuple(self.tasks),
+            node=self.node,
+            state=state,
+            credits=self.credits,
+            inflight=inflight,
+            steps=steps,
+            pid=os.getpid(),
+            origin=self.origin,
+            cell=self.cell,
+            keeps=keeps,
+            busy=busy,
+            done=done,
+            slots=self.slots,
+            device=self.device,
+            memory_bytes=resident_bytes(),
+            gpu_bytes=gpu_bytes,
+            batches=batches,
+            takes=TAKES,
+            sampling=None if self.sampling is None else dict(self.sampling),
+        )
+
 
 #: Devices that are not GPUs.
 _NO_GPU = ("", "cpu")
@@ -55,7 +153,7 @@ class Vitals:
     def _register_role(self) -> None:
         me = self._identity
         EXECUTOR.about.labels(me.id, me.model, me.option, me.node).set(1)
-        metrics.watch_runners(self._runners)
+        watch_runners(self._runners)
         for component in self._runners:
             EXECUTOR.busy.labels(component).set_function(partial(self._busy_seconds, component))
 

@@ -5,9 +5,16 @@ from typing import Any
 
 from prometheus_client import Counter, Gauge
 
-from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
-from omnibus.metrics.collectors import REGISTRY, CallbackMetric, SizeHistogram
-from omnibus.metrics.tallies import Distribution, Tally, TallyCounter, TallyHistogram
+from omnibus.metrics.collectors import (
+    LATENCY_BUCKETS_SECONDS,
+    REGISTRY,
+    CallbackMetric,
+    Distribution,
+    SizeHistogram,
+    Tally,
+    TallyCounter,
+    TallyHistogram,
+)
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 

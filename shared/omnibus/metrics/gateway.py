@@ -5,9 +5,15 @@ from typing import Any
 
 from prometheus_client import Counter, Histogram
 
-from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
-from omnibus.metrics.collectors import REGISTRY, CallbackMetric
-from omnibus.metrics.tallies import Distribution, Tally, TallyCounter, TallyHistogram
+from omnibus.metrics.collectors import (
+    LATENCY_BUCKETS_SECONDS,
+    REGISTRY,
+    CallbackMetric,
+    Distribution,
+    Tally,
+    TallyCounter,
+    TallyHistogram,
+)
 
 #: From one token to the next.
 _TOKEN_GAPS_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 5.0)

@@ -2,8 +2,7 @@
 
 from prometheus_client import Counter, Histogram
 
-from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
-from omnibus.metrics.collectors import REGISTRY, CallbackMetric
+from omnibus.metrics.collectors import LATENCY_BUCKETS_SECONDS, REGISTRY, CallbackMetric
 
 
 class _Planner:

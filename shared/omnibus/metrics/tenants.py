@@ -5,8 +5,7 @@ from typing import Any
 
 from prometheus_client import Counter, Histogram
 
-from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
-from omnibus.metrics.collectors import REGISTRY, CallbackMetric
+from omnibus.metrics.collectors import LATENCY_BUCKETS_SECONDS, REGISTRY, CallbackMetric
 
 #: Most tenants with their own label. Operators register them, so they are few. Later ones are ``other``.
 MAX_TENANTS = 256

@@ -74,7 +74,7 @@ class AppCall(msgspec.Struct, frozen=True, omit_defaults=True):
 
     ``kind`` is that of ``omnibus.app.protocol``. Choices and samples depend on ``number`` and ``seed``. ``body`` is
     JSON; if ``placed``, its media are content hashes. A long one is kept under ``body_sha256`` instead.
-    ``answer_sha256`` is of the answer: see ``omnibus_gateway.request.app_call``.
+    ``answer_sha256`` is of the answer: see ``omnibus_gateway.request.record``.
     """
 
     app: str

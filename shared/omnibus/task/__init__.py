@@ -4,11 +4,10 @@ The tasks of supported components and models are in ``omnibus.task.library``.
 """
 
 from omnibus.task.base import CompositeTask, UnitTask, tasks_of
-from omnibus.task.item_codec import Part
 from omnibus.task.library import MLLM, Audio, ChatInput, ChatOutput, Encode, Omni, Talk, TextChunk, Think, Vocode
 from omnibus.task.media import Media
 from omnibus.task.record import Segment, choose, pinned, record, replay
-from omnibus.task.result import Result, Source
+from omnibus.task.result import Part, Result, Source
 from omnibus.task.runtime import Runtime, merged, run, tool, use
 from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor, Tensors, Value
 

@@ -21,10 +21,9 @@ import numpy as np
 from pydantic import BaseModel, ValidationError
 
 from omnibus.errors import BadRequest, StageFailed
-from omnibus.task.item_codec import decode_part, encode_item, type_adapter
-from omnibus.task.result import STREAM, TENSOR, VALUE
+from omnibus.task.result import STREAM, TENSOR, VALUE, decode_part, encode_item, type_adapter
 from omnibus.task.types import TaskOutput
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 
 
 class TaskJob(Protocol):
@@ -47,7 +46,7 @@ _MAX_KNOWN_FUNCTIONS = 1024
 
 
 class ComputingTime(Protocol):
-    """Block in which a task computes; inside of ``pause`` it waits. See ``omnibus.executor.stopwatch.JobOccupancy``."""
+    """Block in which a task computes; inside of ``pause`` it waits. See ``omnibus.executor.job_clock.JobOccupancy``."""
 
     def __enter__(self) -> Any: ...
     def __exit__(self, *failure: Any) -> bool | None: ...

@@ -13,7 +13,7 @@ import msgspec
 from pydantic import BaseModel
 
 from omnibus.graph import GraphNode, call_digest, with_inputs
-from omnibus.task.hole import Hole
+from omnibus.task.input_codec import Hole
 from omnibus.task.record import Recorder, ReplaySession, answer_outputs, call_invoke
 from omnibus.task.result import Result
 from omnibus.task.session import Segment

@@ -15,6 +15,8 @@ A transfer costs at most one round trip, for the allocation, and none if the cli
 (``omnibus.tensors.spares``). All other messages are one-way and share writes. Make all calls in the thread of the event
 loop; any thread may fill and read the arrays. A deadline is in ``time.time()`` seconds. For the lifetime of blocks see
 ``omnibus.tensors.ledger``.
+
+Start of a service whose sidecar may be unreachable for a moment.
 """
 
 import asyncio
@@ -29,14 +31,22 @@ import numpy as np
 
 from omnibus.errors import NodeUnreachable, OmnibusError, ProtocolError, Retryable
 from omnibus.tensors.arena import Arena
-from omnibus.tensors.block import Block, GrantedBlock, check_request, make_block
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.link import ANSWER_TIMEOUT_SECONDS, SidecarLink
 from omnibus.tensors.memory import MappingObserver
 from omnibus.tensors.mirrors import MirrorReads, Rows, decline_text, pull_request, pull_tensor
-from omnibus.tensors.protocol import Retention, SidecarFrame, Verb, Welcome, encode_block, encode_frame, encode_tag
-from omnibus.tensors.refusals import away_error, refusal_error
-from omnibus.tensors.spares import MAX_SPARE_BYTES, SparePool
+from omnibus.tensors.protocol import (
+    Retention,
+    SidecarFrame,
+    Verb,
+    Welcome,
+    away_error,
+    encode_block,
+    encode_frame,
+    encode_tag,
+    refusal_error,
+)
+from omnibus.tensors.spares import MAX_SPARE_BYTES, Block, GrantedBlock, SparePool, check_request, make_block
 
 log = logging.getLogger(__name__)
 
@@ -398,3 +408,31 @@ class TensorClient:
                 await self._open_link()
             except (OmnibusError, OSError) as error:
                 log.info("client %r cannot reach its sidecar yet: %s", self.owner, error)
+
+
+#: Longest wait of a service for its sidecar, after which its start fails.
+SIDECAR_TIMEOUT_SECONDS = 45.0
+_ANSWER_SECONDS = 5.0  # for one attempt
+_PAUSE_SECONDS = 0.2
+_REPORT_SECONDS = 5.0  # between two log lines
+
+
+async def connect_when_ready(
+    socket_path: str, owner: str, node: str, *, within: float = SIDECAR_TIMEOUT_SECONDS
+) -> TensorClient:
+    """Return a connected client, as ``TensorClient.connect``, once a sidecar answers.
+
+    Raises ``Retryable`` if none does ``within`` seconds, and the ``ProtocolError`` of ``connect`` at once.
+    """
+    give_up, report = time.monotonic() + within, time.monotonic()
+    while True:
+        left = give_up - time.monotonic()
+        try:
+            return await TensorClient.connect(socket_path, owner, node, timeout=max(min(left, _ANSWER_SECONDS), 0.1))
+        except Retryable as error:
+            if left <= _PAUSE_SECONDS:
+                raise
+            if time.monotonic() >= report:
+                log.warning("%s; waiting up to %.0f s more for it", error, left)
+                report = time.monotonic() + _REPORT_SECONDS
+        await asyncio.sleep(_PAUSE_SECONDS)

@@ -15,12 +15,12 @@ from omnibus.tensors.protocol import (
     SidecarFrame,
     Verb,
     Welcome,
+    away_error,
     encode_block,
     encode_frame,
     encode_tag,
     encode_text,
 )
-from omnibus.tensors.refusals import away_error
 
 #: Seconds for the sidecar's answer, in addition to the request's own wait.
 ANSWER_TIMEOUT_SECONDS = 5.0

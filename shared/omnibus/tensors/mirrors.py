@@ -8,8 +8,7 @@ import msgspec
 from omnibus.errors import OmnibusError, ProblemDetails, ProtocolError, from_problem
 from omnibus.tensors.handle import ITEMSIZE, Handle
 from omnibus.tensors.link import ANSWER_TIMEOUT_SECONDS, SidecarLink
-from omnibus.tensors.protocol import PullRequest, Retention, SidecarFrame, Verb, encode_text
-from omnibus.tensors.refusals import refusal_error
+from omnibus.tensors.protocol import PullRequest, Retention, SidecarFrame, Verb, encode_text, refusal_error
 
 #: Longest wait for memory for a mirror.
 ROOM_SECONDS = 5.0

@@ -20,6 +20,8 @@ sealed. With RECALL_SPARES, the sidecar asks the client to DISCARD unused ones.
 JSON is sent in several frames, whose ``nbytes`` is the number of bytes in later frames: answers as TEXT,
 ``PullRequest`` as PULL or DECLINE. PULLED has ``readers`` 1 if it started a read. A pull that fails is answered by TEXT
 with a ``ProblemDetails``.
+
+Errors for a sidecar that refuses, and for one that is unreachable.
 """
 
 from collections.abc import Iterator
@@ -30,7 +32,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from omnibus.errors import ProtocolError
+from omnibus.errors import (
+    ArenaFull,
+    DeadlineExceeded,
+    NodeUnreachable,
+    OmnibusError,
+    ProtocolError,
+    Retryable,
+    TooLarge,
+)
 
 MAGIC = 0x4F4D
 VERSION = 2
@@ -215,3 +225,29 @@ def _parse_frame(fields: tuple[int, int, int, int, int, int, int, int, int, int,
     if verb not in _VERBS or length > TEXT_BYTES or not isfinite(deadline + wait):
         raise ProtocolError(f"frame with verb {verb}, text of {length} bytes, times {deadline} and {wait}")
     return SidecarFrame(verb, request, readers, block, generation, nbytes, offset, deadline, wait, text[:length])
+
+
+def refusal_error(answer: SidecarFrame, nbytes: int, wait: float) -> OmnibusError:
+    """Return the error of an ``answer`` without memory for ``nbytes``; ``wait`` is in seconds."""
+    if answer.verb == Verb.TOO_LARGE:
+        return TooLarge(f"a tensor of {nbytes} bytes never fits into this arena; its limit is {answer.nbytes} bytes")
+    if answer.verb == Verb.FULL:
+        if answer.text:
+            return ArenaFull(f"no room for {nbytes} bytes within {wait:.2f} s ({answer.text.decode()}); retry later")
+        return ArenaFull(
+            f"no room for {nbytes} bytes within {wait:.2f} s. {answer.nbytes} bytes are free, "
+            f"{answer.offset} in one piece; retry, or give the sidecar a larger arena"
+        )
+    if answer.verb == Verb.LATE:
+        return DeadlineExceeded(f"the deadline passed before {nbytes} bytes were allocated")
+    if answer.verb == Verb.ENDED:
+        return DeadlineExceeded(f"the invocation ended while it waited for {nbytes} bytes")
+    return ProtocolError(f"the sidecar answered an allocation with verb {answer.verb}")
+
+
+def away_error(message: str, node: str) -> Retryable:
+    """Return the error of a sidecar that does not answer.
+
+    With ``node``, its name if there are other nodes, the error allows the work to run on another node.
+    """
+    return NodeUnreachable(message, node=node) if node else Retryable(message)

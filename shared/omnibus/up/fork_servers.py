@@ -24,7 +24,7 @@ EXECUTOR_MODULES = (
     "omnibus.service",
     "omnibus_engines",
     "omnibus_encoder.media_encoder",
-    "omnibus_encoder.text_encoder",
+    "omnibus_encoder.text_engines",
     "omnibus_generator.denoiser",
     "omnibus_generator.vae_decoder",
     "omnibus_generator.vocoder",

@@ -2,7 +2,7 @@
 
 The model's own ``generate`` or ``forward`` computes everything up to that call. A ``CallCatcher`` in the place of the
 vocoder takes the arguments, which then travel to the vocoder. So the samples are those of the class itself. A class is
-served only after a tiny copy of it has given equal samples, see ``omnibus_llm.engine.speaker_admission``.
+served only after a tiny copy of it has given equal samples, see ``omnibus_llm.engine.media_admission``.
 """
 
 import importlib.util

@@ -18,7 +18,7 @@ from omnibus.app_record import AppSource
 from omnibus.errors import ProblemDetails, ProtocolError, TooLarge
 from omnibus.graph import GraphNode, call_digest
 from omnibus.task import Segment
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 
 NODE = GraphNode(
     "spell", "spell", {"text": "ab", "deep": [{"$handle": {"id": 1}}]}, call_digest("spell", {"text": "ab"}), (), "", 3

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, Parser
 
 from omnibus.bus import Delivery
-from omnibus.bus.nats.message_reader import MessageReader
+from omnibus.bus.nats.connection import MessageReader
 
 OURS, FAILING = 1, 2
 MESSAGES = [Delivery("a.b", b"hello"), Delivery("a.c", b"MSG a 1 1\r\nx\r\n", "an.swer"), Delivery("x", b"")]

@@ -12,7 +12,7 @@ from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import Hop
 from omnibus.bus.pull_log import REQUEST_INPUT, PullLog
 from omnibus.errors import NodeUnreachable
-from omnibus.executor.inputs import ChannelChunk
+from omnibus.executor.edges import ChannelChunk
 from omnibus.executor.job import LiveJob
 from omnibus.executor.runner import Item
 from omnibus.graph import HANDLE, REF

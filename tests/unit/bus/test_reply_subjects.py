@@ -9,8 +9,8 @@ import pytest
 
 from omnibus.bus import permissions, subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
+from omnibus.executor.status import ExecutorIdentity
 from omnibus.settings import BusSettings
 from omnibus.up import infra
 from tests.unit.bus.test_permissions import PASSWORDS, SECONDS, connect_user

@@ -8,7 +8,7 @@ import pytest
 
 from omnibus.cli.waterfall import BAR_COLUMNS, MARKS, graph_lines, usage_lines, waterfall_lines
 from omnibus.pricing import StageRate, stage_usage, sum_stages
-from omnibus.recording.waterfall_builder import build_waterfall
+from omnibus.recording.waterfall import build_waterfall
 from tests.unit.cli.documents import make_end, make_hop, make_invocation
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from omnibus.errors import StageUnavailable
-from omnibus_encoder.batcher import Batcher
+from omnibus_encoder.media_encoder import Batcher
 from omnibus_models.contract import Prepared
 
 

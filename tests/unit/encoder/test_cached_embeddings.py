@@ -15,7 +15,7 @@ import torch
 
 from omnibus.errors import BadMedia
 from omnibus.executor.runner import Item
-from omnibus_encoder.cache_key import EncoderIdentity
+from omnibus_encoder.embedding_cache import EncoderIdentity
 from omnibus_encoder.media_encoder import EncodeRunner, EncodeSettings
 from omnibus_models.contract import MediaEncoder
 from omnibus_models.families import load_family

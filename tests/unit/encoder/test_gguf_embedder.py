@@ -15,7 +15,7 @@ from omnibus.checkpoints.packaged import find_packaged
 from omnibus.errors import BadRequest, ContextTooLong, OmnibusError
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.families.specs import KNOWN
-from omnibus_encoder.text_embedding import SentenceRunner
+from omnibus_encoder.text_engines import SentenceRunner
 from omnibus_engines import registry
 from omnibus_models import families, tiny
 from omnibus_models.examine.report import examine_checkpoint

@@ -14,8 +14,7 @@ from PIL import Image
 
 from omnibus.errors import BadMedia, BadRequest
 from omnibus.executor.runner import Item
-from omnibus_encoder.batcher import Batcher
-from omnibus_encoder.media_encoder import EncodeRunner, EncodeSettings
+from omnibus_encoder.media_encoder import Batcher, EncodeRunner, EncodeSettings
 from omnibus_models import limits, tiny
 from omnibus_models.contract import MediaEncoder
 from omnibus_models.families import load_family

@@ -12,7 +12,7 @@ import torch
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item
 from omnibus_encoder.media_encoder import EncodeSettings
-from omnibus_encoder.text_embedding import EmbedRunner
+from omnibus_encoder.text_engines import EmbedRunner
 from omnibus_models import tiny
 from omnibus_models.families import load_family
 from tests.close import assert_close

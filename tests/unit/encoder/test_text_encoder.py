@@ -12,7 +12,7 @@ import torch
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item
 from omnibus_encoder.media_encoder import EncodeSettings
-from omnibus_encoder.text_encoder import TextEncodeRunner
+from omnibus_encoder.text_engines import TextEncodeRunner
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded
 from omnibus_models.families import load_family

@@ -15,9 +15,9 @@ from omnibus.bus import Delivery, messages, subjects
 from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import Chunk, ExecutorStatus, Hop, InvocationEnd, NodeFailed
 from omnibus.bus.nats import NatsBus
-from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
 from omnibus.executor.runner import Job
+from omnibus.executor.status import ExecutorIdentity
 from omnibus.graph import WIRE_VERSION, GraphNode, Invocation, call_digest, find_refs
 from omnibus.settings import BusSettings
 from omnibus.tensors.client import TensorClient

@@ -7,7 +7,7 @@ import pytest
 
 from omnibus.bus import subjects
 from omnibus.bus.messages import Accepted, BusyReply, Chunk, ExecutorStatus, Hop, NodeFailed
-from omnibus.executor import acks
+from omnibus.executor import loop as acks
 from omnibus.executor.runner import Job
 from tests.unit.executor.arithmetic import Does, Place, make_call, make_invocation, put_number, wait_forever
 from tests.unit.sidecar.node import wait_until

@@ -9,9 +9,8 @@ import pytest
 
 from omnibus.bus.messages import BatchCounts
 from omnibus.errors import BadRequest
-from omnibus.executor.job_clock import MAX_BALANCE_PART, ComputeBill, JobClock, set_current_clock
+from omnibus.executor.job_clock import MAX_BALANCE_PART, ComputeBill, JobClock, OccupancyTimer, set_current_clock
 from omnibus.executor.runner import Item, Job
-from omnibus.executor.stopwatch import OccupancyTimer
 from omnibus.metrics import render_exposition
 from omnibus.task.execute import execute_task
 from tests.unit.executor.arithmetic import Place, make_call, make_invocation, put_number, wait_forever

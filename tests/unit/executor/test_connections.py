@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from omnibus.executor import connections
-from omnibus.executor.connections import find_connections
+from omnibus.executor import job as connections
+from omnibus.executor.job import find_connections
 from omnibus.graph import GraphNode, Invocation
 
 ROUTE = ("e1", "e2", "e2", "e3")

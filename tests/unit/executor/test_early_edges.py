@@ -3,8 +3,8 @@
 import pytest
 
 from omnibus.bus.messages import Chunk
-from omnibus.executor import early_edges
-from omnibus.executor.early_edges import EarlyMessages
+from omnibus.executor import edges as early_edges
+from omnibus.executor.edges import EarlyMessages
 
 
 def make_chunk(invocation: str, seq: int = 0) -> Chunk:

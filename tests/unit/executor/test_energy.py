@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from omnibus.bus.messages import Hop
-from omnibus.executor import energy_bill
-from omnibus.executor.energy_bill import EnergyBill
-from omnibus.executor.energy_meters import RaplMeter, find_zones, open_meter, visible_gpus
+from omnibus.executor import energy_meters as energy_bill
+from omnibus.executor.energy_meters import EnergyBill, RaplMeter, find_zones, open_meter, visible_gpus
 from omnibus.metrics import render_exposition
 from tests.unit.executor.arithmetic import Place, put_number
 from tests.unit.executor.powercap import RANGE, Powercap

@@ -8,8 +8,7 @@ import pytest
 from omnibus.errors import ProtocolError
 from omnibus.executor.runner import Job
 from omnibus.graph import make_ref
-from omnibus.tensors.handle import InlineTensor
-from omnibus.tensors.inline import pack_tensor, unpack_tensor
+from omnibus.tensors.handle import InlineTensor, pack_tensor, unpack_tensor
 from tests.unit.executor.arithmetic import INLINE, Place, Work, make_call, make_invocation, put_number, put_sum
 from tests.unit.executor.test_rows import GROWN, collect_rows, grow_rows
 from tests.unit.sidecar.node import NODE

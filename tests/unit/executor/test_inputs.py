@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from omnibus.errors import DeadlineExceeded, SequenceGap
-from omnibus.executor.inputs import Channel, ChannelChunk
+from omnibus.executor.edges import Channel, ChannelChunk
 from omnibus.executor.runner import Item
 
 

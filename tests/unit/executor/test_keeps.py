@@ -2,8 +2,8 @@
 
 import pytest
 
-from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
+from omnibus.executor.status import ExecutorIdentity
 from tests.unit.executor.arithmetic import LIMIT, Does, Place, put_number, task_name
 from tests.unit.sidecar import node as nodes
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from omnibus.executor import metrics
+from omnibus.executor import status as metrics
 from omnibus.executor.runner import Job
 from omnibus.graph import REF
 from omnibus.metrics import MAX_EDGES, REGISTRY, TRANSFER

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from omnibus.bus.messages import Chunk
-from omnibus.executor import acks
+from omnibus.executor import loop as acks
 from omnibus.executor.runner import Job
 from omnibus.graph import make_ref
 from tests.unit.executor.arithmetic import Place, make_call, make_invocation

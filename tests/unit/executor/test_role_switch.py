@@ -10,11 +10,11 @@ from omnibus.bus import subjects
 from omnibus.bus.messages import BusyReply, ExecutorStatus
 from omnibus.bus.role_messages import TAKEN, RoleAssignment
 from omnibus.errors import BadRequest, ProblemDetails, from_problem
-from omnibus.executor.identity import ExecutorIdentity
 from omnibus.executor.loop import Executor
-from omnibus.executor.role_switch import RoleSwitch
 from omnibus.executor.runner import Job
+from omnibus.executor.service import RoleSwitch
 from omnibus.executor.settings import ExecutorSettings
+from omnibus.executor.status import ExecutorIdentity
 from tests.unit.executor.arithmetic import Does, Place, make_call, make_invocation, put_number, task_name, wait_forever
 from tests.unit.sidecar.node import NODE, wait_until
 

@@ -7,9 +7,8 @@ import pytest
 
 from omnibus.app_record import TaskRecord
 from omnibus.errors import BadRequest
-from omnibus.executor.service import ExecutorService
+from omnibus.executor.service import ENGINE, ExecutorService, engine
 from omnibus.executor.settings import ExecutorSettings
-from omnibus.executor.shared_process import ENGINE, engine
 from omnibus.families.catalog import HostedPart
 from omnibus.task import TaskInput, TaskOutput, UnitTask, Value
 from tests.unit.jobs import MemoryJob, finish_job

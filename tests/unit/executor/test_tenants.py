@@ -11,7 +11,7 @@ from omnibus.executor.due_queue import Due, DueQueue
 from omnibus.executor.scheduler import Schedule, StepBudget
 from omnibus.executor.step_turns import StepTurns
 from omnibus.executor.tenant_order import NO_TENANT, TenantOrder, TenantShare, read_tenant
-from omnibus_generator.step_scheduler import StepScheduler, StepSize
+from omnibus_generator.step_loop import StepScheduler, StepSize
 
 HEAVY, LIGHT = TenantShare("heavy"), TenantShare("light")
 

@@ -40,16 +40,14 @@ from omnibus_gateway.media.spoken_answers import SpokenAnswers
 from omnibus_gateway.pricing.meter import UsageMeter
 from omnibus_gateway.replay.replay import Replayer
 from omnibus_gateway.request.continuing import Continuations
-from omnibus_gateway.request.dead_letters import DeadLetters
-from omnibus_gateway.request.factory import RequestFactory
 from omnibus_gateway.request.load_report import LoadReporter
-from omnibus_gateway.request.record import Records
-from omnibus_gateway.request.record_rules import parse_record_rules
+from omnibus_gateway.request.record import DeadLetters, Records, parse_record_rules
+from omnibus_gateway.request.request import RequestFactory
 from omnibus_gateway.responses.service import Responses
 from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.router import Router
 from omnibus_gateway.tasks.chat import Chat
-from omnibus_gateway.tenancy.key_store import KeyView
+from omnibus_gateway.tenancy.tenant import KeyView
 from omnibus_gateway.videos.service import Videos
 from omnibus_planner.declared import declarations_file
 from tests.unit.executor.arithmetic import LIMIT, Place, Work, open_place

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from omnibus.graph import GraphNode
-from omnibus_gateway.request import metrics
+from omnibus_gateway.request import load_report as metrics
 from omnibus_gateway.routing.assignment import Assignment, ModelPart
 from tests.unit.gateway.house import (
     VL,

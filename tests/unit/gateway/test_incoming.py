@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.bus.messages import Chunk
 from omnibus.errors import StageFailed
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.streams import ItemStream, ResultStream
 from tests.unit.sidecar.node import PATIENCE
 

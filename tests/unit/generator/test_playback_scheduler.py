@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from omnibus_generator.playback_scheduler import DeadlineLock, Playback
+from omnibus_generator.vocoder import DeadlineLock, Playback
 
 RATE = 24000
 

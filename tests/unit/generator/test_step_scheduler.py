@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from omnibus_generator.step_scheduler import StepScheduler, StepSize
+from omnibus_generator.step_loop import StepScheduler, StepSize
 
 SMALL, LARGE = "small", "large"
 SIZES = {SMALL: StepSize(2, 16), LARGE: StepSize(2, 256)}

@@ -11,8 +11,7 @@ import torch
 
 from omnibus.errors import BadRequest, StageUnavailable, TooLarge
 from omnibus.executor.runner import Item
-from omnibus_generator.denoiser import DenoiseRunner, DenoiseSettings
-from omnibus_generator.prior import PriorRunner
+from omnibus_generator.denoiser import DenoiseRunner, DenoiseSettings, PriorRunner
 from omnibus_models import tiny
 from omnibus_models.contract import ImageSpec
 from omnibus_models.families import load_family

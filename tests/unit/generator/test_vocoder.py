@@ -13,8 +13,7 @@ import torch
 
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item
-from omnibus_generator.vocoder import VocodeRunner, VocodeSettings
-from omnibus_generator.vocoder_chunks import piece_sizes
+from omnibus_generator.vocoder import VocodeRunner, VocodeSettings, piece_sizes
 from omnibus_models import tiny
 from omnibus_models.contract import Vocoder
 from omnibus_models.families import load_family

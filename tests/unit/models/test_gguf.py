@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from omnibus.checkpoints.gguf_header import MODEL_TYPES
 from omnibus.errors import BadRequest, Fatal
 from omnibus.plan import Plan
-from omnibus_gateway.tasks.describe import describe_model
+from omnibus_gateway.tasks.resolve import describe_model
 from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
 from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import families, tiny

@@ -7,8 +7,7 @@ from prometheus_client import Histogram
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector, DuplicateTimeseries
 
-from omnibus.metrics.collectors import REGISTRY, CallbackMetric, SizeHistogram
-from omnibus.metrics.tallies import TallyCounter, TallyHistogram
+from omnibus.metrics.collectors import REGISTRY, CallbackMetric, SizeHistogram, TallyCounter, TallyHistogram
 
 
 @pytest.fixture

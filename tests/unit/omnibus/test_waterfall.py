@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibus.recording.waterfall import GATEWAY, PHASES, Edge, Input, Move, Phase, Pull, Waterfall
-from omnibus.recording.waterfall_builder import build_waterfall
+from omnibus.recording.waterfall import GATEWAY, PHASES, Edge, Input, Move, Phase, Pull, Waterfall, build_waterfall
 from tests.unit.cli.documents import make_end, make_hop, make_invocation
 
 

@@ -13,7 +13,7 @@ from omnibus.profiling.loaded_option import LoadedOption
 from omnibus.profiling.monitor import BusySample
 from omnibus.profiling.testbed import DeployedTrial, service_environment
 from omnibus.settings import GatewaySettings, read_settings
-from omnibus_gateway.request.resources import MAX_QUEUE_OVER_DEADLINE
+from omnibus_gateway.request.admission import MAX_QUEUE_OVER_DEADLINE
 from tests.unit.profiling.server import make_event, send_whole, serve_script
 from tests.unit.profiling.subjects import make_vl_subject
 from tests.unit.profiling.test_client import make_refusal

@@ -8,7 +8,7 @@ import pytest
 
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.task.execute import execute_task
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from omnibus_real import RecognizeSpeech, SpeakText
 from omnibus_real.pronunciation import Pronunciation
 from omnibus_real.spoken_text import spell_out

@@ -12,7 +12,8 @@ import pytest
 
 from omnibus.errors import ArenaFull
 from omnibus.process.spec import PACKAGE_PATH
-from omnibus_sidecar import backing, limits
+from omnibus_sidecar import backing
+from omnibus_sidecar import backing as limits
 from tests.mounts import find_unshare
 from tests.unit.sidecar.full_machine import WRITERS
 from tests.unit.sidecar.node import ROOT, connect_client, run_sidecar

@@ -7,7 +7,7 @@ import pytest
 
 from omnibus.errors import ArenaFull, Fatal
 from omnibus.process.memory import memory_limit
-from omnibus_sidecar import limits
+from omnibus_sidecar import backing as limits
 
 
 def _make_groups(directory: Path, **limit: str) -> tuple[Path, Path]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from omnibus.metrics import REGISTRY
-from omnibus_sidecar import metrics
+from omnibus_sidecar import service as metrics
 from tests.unit.sidecar.node import connect_client, make_deadline, run_sidecar
 
 

@@ -14,7 +14,7 @@ from omnibus.tensors import protocol
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
 from omnibus.tensors.protocol import FRAME_BYTES, SidecarFrame, Verb, encode_frame
-from omnibus_sidecar import connection
+from omnibus_sidecar import server as connection
 from omnibus_sidecar.server import Sidecar
 from tests.unit.sidecar.node import (
     NODE,

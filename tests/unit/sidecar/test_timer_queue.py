@@ -1,7 +1,7 @@
 import asyncio
 from math import inf
 
-from omnibus_sidecar.timer_queue import TimerQueue
+from omnibus_sidecar.request_handler import TimerQueue
 
 
 class Item:

@@ -17,7 +17,7 @@ from omnibus.plan import GOLDEN
 from omnibus.task import CompositeTask, Segment, UnitTask, tasks_of, use
 from omnibus.task.execute import execute_task
 from omnibus.task.input_codec import FROM
-from omnibus.task.item_codec import unwrap_value
+from omnibus.task.result import unwrap_value
 from tests.unit.jobs import MemoryJob
 from tests.unit.task import tasks
 

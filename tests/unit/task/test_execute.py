@@ -12,7 +12,7 @@ from omnibus.errors import BadRequest, StageFailed
 from omnibus.graph import HANDLE
 from omnibus.task import Stream, TaskInput, TaskOutput, Tensor, UnitTask
 from omnibus.task.execute import execute_task
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from tests.unit.jobs import MemoryJob
 from tests.unit.task.memory import Wire, WireJob
 

@@ -8,8 +8,8 @@ from pydantic import BaseModel
 
 from omnibus.errors import ProtocolError, StageFailed
 from omnibus.task import Audio, TextChunk
-from omnibus.task.item_codec import Part, decode_part, decode_value, encode_item, join_parts, unwrap_value
-from omnibus.tensors.item import Item
+from omnibus.task.result import Part, decode_part, decode_value, encode_item, join_parts, unwrap_value
+from omnibus.tensors.handle import Item
 
 
 class AnyBox(BaseModel):

@@ -27,7 +27,7 @@ import pytest
 from omnibus import task as tasks
 from omnibus.errors import SideEffect
 from omnibus.task import CompositeTask, tool, use
-from omnibus.task.purity import check_purity
+from omnibus.task.runtime import check_purity
 from tests.unit.task.memory import Memory
 from tests.unit.task.tasks import ALL, ONE, Number, NumberInput
 

@@ -8,7 +8,7 @@ import pytest
 
 from omnibus.errors import GraphError, PlaceholderError, ReplayMismatch, StreamConsumed
 from omnibus.task import Segment, pinned, record, replay
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from tests.unit.task.tasks import ADD, FOLD, ONE, SPELL, TWO, AddInput, FoldInput, Number, NumberInput, WordsInput
 
 

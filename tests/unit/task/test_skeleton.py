@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from omnibus.errors import OmnibusError, PlaceholderError, ReplayMismatch
 from omnibus.task import MLLM, ChatInput, ChatOutput, Encode, Omni, Talk, Think, Vocode, record
-from omnibus.task.hole import Hole
+from omnibus.task.input_codec import Hole
 from omnibus.task.result import Result
 from omnibus.task.skeleton import Skeleton, record_skeleton
 from tests.unit.task.tasks import ONE, TWO, NumberInput

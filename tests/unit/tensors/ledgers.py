@@ -2,8 +2,7 @@
 
 from omnibus.tensors.allocator import Allocator
 from omnibus.tensors.arena import HEADER_BYTES, Arena
-from omnibus.tensors.block_lease import BlockLease, BlockOwner
-from omnibus.tensors.ledger import Ledger
+from omnibus.tensors.ledger import BlockLease, BlockOwner, Ledger
 
 SIZE = 1 << 16
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from omnibus.tensors.block_lease import NEVER_DUE, BlockLease
+from omnibus.tensors.ledger import NEVER_DUE, BlockLease
 from tests.unit.tensors.ledgers import SIZE, LedgerDesk, read_lease
 
 KEPT = ["retain", "drop", "reclaim_oldest"]

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from omnibus.tensors.arena import Arena
-from omnibus.tensors.mapping import HUGE_PAGE_BYTES, FileMapping
+from omnibus.tensors.arena import HUGE_PAGE_BYTES, Arena, FileMapping
 
 SIZE = 4 * HUGE_PAGE_BYTES
 _SHARED = Path("/dev/shm")

@@ -10,8 +10,7 @@ import pytest
 
 from omnibus.tensors.allocator import Allocator
 from omnibus.tensors.arena import HEADER_BYTES, Arena
-from omnibus.tensors.block_lease import BlockLease, BlockOwner
-from omnibus.tensors.ledger import Ledger
+from omnibus.tensors.ledger import BlockLease, BlockOwner, Ledger
 
 SIZE = 1 << 12
 NBYTES = 100

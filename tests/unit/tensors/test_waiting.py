@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from omnibus.errors import ProtocolError, Retryable
-from omnibus.tensors import waiting
+from omnibus.tensors import client as waiting
 from tests.unit.sidecar.node import NODE, run_sidecar
 
 

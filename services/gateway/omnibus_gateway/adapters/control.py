@@ -18,10 +18,10 @@ from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.openai.chat_request import ChatRequest, UserMessage
 from omnibus_gateway.openai.parse import decode_body
 from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.lifecycle import run_to_end
+from omnibus_gateway.request.request import run_to_end
 from omnibus_gateway.routing.router import Router
 from omnibus_gateway.tasks.chat import Chat
-from omnibus_gateway.tasks.output_streams import open_output_streams
+from omnibus_gateway.tasks.chat_response import open_output_streams
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,8 @@ from starlette.responses import PlainTextResponse, Response
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.adapters.control import AdapterControl
 from omnibus_gateway.adapters.requests import LOAD, UNLOAD
-from omnibus_gateway.auth.admin import AdminAuth
-from omnibus_gateway.http.exchange import read_request
-from omnibus_gateway.http.handlers import add_routes
+from omnibus_gateway.auth.access_rules import AdminAuth
+from omnibus_gateway.http.exchange import add_routes, read_request
 
 #: Limit of a request's body in bytes.
 MAX_BODY_BYTES = 16 << 10

@@ -6,8 +6,7 @@ from starlette.responses import Response
 
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.batches.service import Batches
-from omnibus_gateway.http.exchange import read_request
-from omnibus_gateway.http.handlers import Handler, add_routes, json_response
+from omnibus_gateway.http.exchange import Handler, add_routes, json_response, read_request
 from omnibus_gateway.openai.batches import BATCH, BATCHES, CANCEL, parse_batch_request, parse_query
 
 

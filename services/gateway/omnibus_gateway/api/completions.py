@@ -11,7 +11,7 @@ from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.openai import completions
-from omnibus_gateway.openai.chat_stream import DONE
+from omnibus_gateway.openai.chat_response import DONE
 from omnibus_gateway.openai.completions import (
     Completion,
     CompletionChoice,
@@ -21,10 +21,9 @@ from omnibus_gateway.openai.completions import (
 )
 from omnibus_gateway.pricing.headers import refuse_price_options
 from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.lifecycle import run_to_end
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.tasks.chat import Chat
-from omnibus_gateway.tasks.output_streams import open_output_streams
+from omnibus_gateway.tasks.chat_response import open_output_streams
 from omnibus_gateway.tasks.prepared_chat import PreparedChat
 from omnibus_gateway.tasks.resolve import rename_params
 

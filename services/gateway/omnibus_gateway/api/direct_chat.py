@@ -1,7 +1,7 @@
 """Plain chats, answered by event loop callbacks without a task per request.
 
 A chat behaves as in ``omnibus_gateway.api.chat_completions``, but waits in another way. Eligible are plain chats
-(``omnibus_gateway.openai.plain_chat``) to models whose graph follows from the kind of request.
+(``omnibus_gateway.openai.chat_request``) to models whose graph follows from the kind of request.
 """
 
 import asyncio
@@ -11,24 +11,21 @@ from functools import partial
 from omnibus import tracing
 from omnibus.errors import ClientClosed, OmnibusError
 from omnibus.metrics import GATEWAY
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import ItemStream
 from omnibus_gateway.http.direct import DirectConnection, DirectResponse, DirectRoute
-from omnibus_gateway.http.open_requests import OpenRequests
-from omnibus_gateway.http.response import JSON, Headers, run_headers
-from omnibus_gateway.media.audio_encoder import UNCOMPRESSED_FORMATS
+from omnibus_gateway.http.response import JSON, Headers, OpenRequests, run_headers
+from omnibus_gateway.media.spoken_answers import UNCOMPRESSED_FORMATS
 from omnibus_gateway.openai import openapi
-from omnibus_gateway.openai.chat_request import ChatRequest
+from omnibus_gateway.openai.chat_request import ChatRequest, is_plain_chat
 from omnibus_gateway.openai.parse import parse_chat
-from omnibus_gateway.openai.plain_chat import is_plain_chat
 from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.ends import deadline_error
-from omnibus_gateway.request.factory import RequestFactory
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.admission import deadline_error
+from omnibus_gateway.request.request import ClientRequest, RequestFactory
 from omnibus_gateway.tasks.chat import Chat, PlainChat
+from omnibus_gateway.tasks.chat_response import open_output_streams
 from omnibus_gateway.tasks.direct_answer import DirectAnswer, SentChat, StreamedAnswer, WholeAnswer
-from omnibus_gateway.tasks.output_streams import open_output_streams
 
 
 class DirectChatRoute(DirectRoute):

@@ -11,10 +11,10 @@ from omnibus.app.routes import EMBEDDINGS
 from omnibus.errors import AppFailed, BadRequest
 from omnibus.settings import GatewaySettings
 from omnibus.task import CompositeTask, use
-from omnibus.task.item_codec import decode_value
 from omnibus.task.library import ImageTextEmbedding, ImageTextInput, ImageTextVectors, TextInput, Vectors
+from omnibus.task.result import decode_value
 from omnibus.task.runtime import run as run_task
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
@@ -23,12 +23,10 @@ from omnibus_gateway.media.inspect import MediaLimits
 from omnibus_gateway.openai import embeddings
 from omnibus_gateway.openai.embeddings import EmbeddingRequest
 from omnibus_gateway.pricing.headers import refuse_price_options
-from omnibus_gateway.request.factory import RequestFactory
-from omnibus_gateway.request.lifecycle import run_to_end
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.request import ClientRequest, RequestFactory, run_to_end
 from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.prepared_chat import await_result, place_media, place_texts
 from omnibus_gateway.tasks.resolve import TaskCache, create_embedding_task, rename_params
-from omnibus_gateway.tasks.text_inputs import await_result, place_media, place_texts
 
 APP = "embeddings"
 #: Estimated tokens of an image, which towers resize to about 224 x 224 pixels.

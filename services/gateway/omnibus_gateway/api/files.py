@@ -1,4 +1,6 @@
-"""``/v1/files``: uploads, outputs of batches, and generated files with a URL.
+"""``/v1/files`` and ``/v1/uploads``: files at once or in parts, outputs of batches, and generated files with a URL.
+
+The files of each tenant are separate.
 
 Each tenant has its own files. Any client that has the id of a file with a URL may fetch it. Only its tenant's key may
 delete it.
@@ -14,22 +16,28 @@ from starlette.responses import Response
 from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.files.client_files import ClientFile, ClientFiles
-from omnibus_gateway.http.exchange import read_request
-from omnibus_gateway.http.handlers import add_routes, json_response
-from omnibus_gateway.http.ranges import Content, content_response
-from omnibus_gateway.media.files import file_not_found_error, owner_hash
-from omnibus_gateway.media.made_files import MadeFiles
-from omnibus_gateway.media.named_files import FileTicket
+from omnibus_gateway.files.uploads import FileUpload, FileUploads
+from omnibus_gateway.http.exchange import add_routes, json_response, read_request
+from omnibus_gateway.http.response import Content, content_response
+from omnibus_gateway.media.files import FileTicket, MadeFiles, file_not_found_error, owner_hash
 from omnibus_gateway.openai import multipart
 from omnibus_gateway.openai.files import (
+    CANCEL,
+    COMPLETE,
     CONTENT,
     FILE,
     FILES,
+    PARTS,
+    UPLOADS,
     FileDeleted,
     FileList,
     FileObject,
+    UploadObject,
+    UploadPartObject,
+    parse_complete_request,
     parse_file_form,
     parse_file_query,
+    parse_upload_request,
 )
 from omnibus_gateway.tenancy.tenant import current_tenant
 
@@ -160,3 +168,64 @@ async def _content_response(request: Request, id: str, data: bytes, mime: str, e
 
 def _file_name(ticket: FileTicket) -> str:
     return f"{ticket.id}.{ticket.mime.partition('/')[2]}"
+
+
+class UploadRoutes:
+    """Adds the routes to an application; a complete upload becomes one of ``files``."""
+
+    def __init__(self, settings: GatewaySettings, files: ClientFiles) -> None:
+        self._settings = settings
+        self._uploads = FileUploads(files)
+
+    def add_routes(self, app: FastAPI) -> None:
+        add_routes(
+            app,
+            {
+                UPLOADS: {"POST": self._begin_upload},
+                PARTS: {"POST": self._add_part},
+                COMPLETE: {"POST": self._complete_upload},
+                CANCEL: {"POST": self._cancel_upload},
+            },
+        )
+
+    async def _begin_upload(self, request: Request) -> Response:
+        post = await read_request(request.scope, request.receive, self._settings.max_body)
+        upload_request = parse_upload_request(post.body)
+        seconds = float(upload_request.expires_after.seconds) if upload_request.expires_after is not None else 0.0
+        upload = await self._uploads.begin(
+            upload_request.filename, upload_request.purpose, upload_request.mime_type, upload_request.bytes, seconds
+        )
+        return json_response(upload_view(upload))
+
+    async def _add_part(self, request: Request) -> Response:
+        post = await read_request(request.scope, request.receive, self._settings.max_body)
+        form = multipart.parse_form(post.body, post.content_type)
+        form.check_file_names("data")
+        id = request.path_params["upload_id"]
+        part = await self._uploads.add_part(id, form.file("data").data)
+        return json_response(UploadPartObject(id=part, created_at=int(time.time()), upload_id=id))
+
+    async def _complete_upload(self, request: Request) -> Response:
+        post = await read_request(request.scope, request.receive, self._settings.max_body)
+        complete_request = parse_complete_request(post.body)
+        id = request.path_params["upload_id"]
+        return json_response(
+            upload_view(await self._uploads.complete(id, complete_request.part_ids, complete_request.md5 or ""))
+        )
+
+    async def _cancel_upload(self, request: Request) -> Response:
+        return json_response(upload_view(await self._uploads.cancel(request.path_params["upload_id"])))
+
+
+def upload_view(upload: FileUpload) -> UploadObject:
+    """Return an upload as clients see it."""
+    return UploadObject(
+        id=upload.id,
+        bytes=upload.nbytes,
+        created_at=int(upload.created),
+        expires_at=int(upload.expires),
+        filename=upload.filename,
+        purpose=upload.purpose,  # type: ignore[arg-type]
+        status=upload.current_status,  # type: ignore[arg-type]
+        file=file_view(upload.file) if upload.file is not None else None,
+    )

@@ -16,14 +16,12 @@ from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
-from omnibus_gateway.media.files import file_url
+from omnibus_gateway.media.files import MadeFiles, file_url
 from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
-from omnibus_gateway.media.made_files import MadeFiles
 from omnibus_gateway.openai import images, multipart
 from omnibus_gateway.openai.images import CompletedImage, EditRequest, Image, ImageOptions, PartialImage
 from omnibus_gateway.openai.messages import MediaRef
-from omnibus_gateway.request.lifecycle import run_to_end
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.images import (
     CLIENT_PARAM_NAMES,

@@ -9,9 +9,8 @@ from starlette.responses import Response
 
 from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.auth.admin import AdminAuth
-from omnibus_gateway.http.handlers import add_routes, json_response
-from omnibus_gateway.http.query import parse_number, parse_query
+from omnibus_gateway.auth.access_rules import AdminAuth
+from omnibus_gateway.http.exchange import add_routes, json_response, parse_number, parse_query
 from omnibus_gateway.replay.contents import EdgeContents
 from omnibus_gateway.replay.history import MAX_LISTED, History, Query
 

@@ -13,16 +13,15 @@ from starlette.types import Receive, Scope, Send
 from omnibus.errors import BadRequest, NotFound, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.auth.admin import bearer_token
+from omnibus_gateway.auth.access_rules import bearer_token
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter, refuse_request
 from omnibus_gateway.http.websocket import WebSocketConnection, rejecting_send, sent_authorization
 from omnibus_gateway.openai.realtime.client_secrets import PATH, encode_client_secret, parse_client_secret_request
 from omnibus_gateway.openai.realtime.session import SessionKind, SessionUpdate
 from omnibus_gateway.realtime.config import check_update
-from omnibus_gateway.realtime.resume_token import ResumeToken
-from omnibus_gateway.realtime.secrets import ClientSecrets
 from omnibus_gateway.realtime.service import OpenedSession, Realtime
+from omnibus_gateway.realtime.tokens import ClientSecrets, ResumeToken
 from omnibus_gateway.tenancy.rate_limits import KEY_LIMITS
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,9 @@ from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.media.inspect import MediaLimits
 from omnibus_gateway.openai import rerank
-from omnibus_gateway.request.factory import RequestFactory
-from omnibus_gateway.request.lifecycle import run_to_end
+from omnibus_gateway.request.request import RequestFactory, run_to_end
+from omnibus_gateway.tasks.prepared_chat import await_result, place_texts
 from omnibus_gateway.tasks.resolve import TaskCache, create_reranking_task
-from omnibus_gateway.tasks.text_inputs import await_result, place_texts
 
 APP = "rerank"
 

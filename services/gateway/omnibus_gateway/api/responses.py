@@ -1,22 +1,53 @@
-"""``/v1/responses``: creates, streams, retrieves, continues, cancels and deletes responses, at any gateway."""
+"""``/v1/responses`` and ``/v1/conversations``, over HTTP and WebSockets, at any gateway."""
 
+import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
+import msgspec
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from omnibus.errors import OmnibusError, Unauthorized
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.http.exchange import ConnectedClient, PostRequest, PostRoute, RequestOutcome
-from omnibus_gateway.http.handlers import Handler, add_routes, json_response
-from omnibus_gateway.http.response import JSON, ResponseWriter
-from omnibus_gateway.openai.chat_stream import DONE
+from omnibus.store import SECRET_PREFIX
+from omnibus_gateway.auth.access_rules import bearer_token
+from omnibus_gateway.http.exchange import (
+    ConnectedClient,
+    Handler,
+    PostRequest,
+    PostRoute,
+    RequestOutcome,
+    add_routes,
+    json_response,
+    read_request,
+)
+from omnibus_gateway.http.response import JSON, ResponseWriter, refuse_request
+from omnibus_gateway.http.websocket import WebSocketConnection, rejecting_send, sent_authorization
+from omnibus_gateway.openai.chat_response import DONE
+from omnibus_gateway.openai.responses.context import CompactRequest, InputTokensRequest, parse_context_request
+from omnibus_gateway.openai.responses.conversations import (
+    CONVERSATION,
+    ITEM,
+    ITEMS,
+    PATH,
+    ConversationDeleted,
+    ConversationRequest,
+    ConversationUpdate,
+    NewItems,
+    parse_conversation_body,
+)
 from omnibus_gateway.openai.responses.query import ListItemsQuery, RetrieveQuery, parse_query
 from omnibus_gateway.openai.responses.request import CANCEL, INPUT_ITEMS, RESPONSE, parse_response_request
 from omnibus_gateway.openai.responses.response import ResponseDeleted, encode_response
+from omnibus_gateway.responses.context import ResponseContext
+from omnibus_gateway.responses.conversations import Conversations
 from omnibus_gateway.responses.production import Production
 from omnibus_gateway.responses.service import Responses
+from omnibus_gateway.responses.sockets import ResponseSockets
+from omnibus_gateway.tenancy.rate_limits import KEY_LIMITS
 
 
 class ResponseRoute(PostRoute):
@@ -97,3 +128,119 @@ class _RetrieveRoute:
                     await sending.send_stream(self._responses.follow(id, query.after), last=DONE)
                 else:
                     await sending.send_body(JSON, encode_response(await self._responses.retrieve(id)))
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+class InputTokensRoute(PostRoute):
+    """Counts the tokens of requests."""
+
+    def __init__(self, settings: GatewaySettings, context: ResponseContext) -> None:
+        super().__init__(settings)
+        self._context = context
+
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
+        context_request = parse_context_request(post.body, InputTokensRequest)
+        loaded_context = await self._context.load(context_request)
+        run = sending.run = self._context.open_request(context_request.model, pinned_path=post.pinned)
+        sending.model = context_request.model
+        await sending.send_body(JSON, _encode(await self._context.count_tokens(loaded_context, run)))
+
+
+class CompactRoute(PostRoute):
+    """Shortens conversations."""
+
+    def __init__(self, settings: GatewaySettings, context: ResponseContext) -> None:
+        super().__init__(settings)
+        self._context = context
+
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
+        context_request = parse_context_request(post.body, CompactRequest)
+        loaded_context = await self._context.load(context_request)
+        run = sending.run = self._context.open_request(context_request.model, context_request.seed, post.pinned)
+        sending.model = context_request.model
+        await sending.send_body(JSON, _encode(await self._context.compact(loaded_context, run)))
+
+
+log = logging.getLogger(__name__)
+
+
+class ResponseSocketRoute:
+    """Opens WebSocket connections of ``sockets``."""
+
+    def __init__(self, sockets: ResponseSockets) -> None:
+        self._sockets = sockets
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection, is_accepted = WebSocketConnection(receive, send), False
+        try:
+            if bearer_token(sent_authorization(scope)).startswith(SECRET_PREFIX):
+                raise Unauthorized("a client secret is only for realtime sessions: send an API key")
+            with self._sockets.admit():
+                await connection.accept(None)
+                is_accepted = True
+                await self._sockets.serve(connection, scope.get(KEY_LIMITS))
+        except OmnibusError as error:
+            if is_accepted:  # later errors are events, as long as the client reads them
+                log.warning("a connection of responses ended: %s", error)
+            else:
+                await refuse_request(rejecting_send(scope, send), error)
+
+
+Kind = type[ConversationRequest] | type[ConversationUpdate] | type[NewItems]
+
+
+class ConversationRoutes:
+    """Adds the routes over ``conversations`` to an application."""
+
+    def __init__(self, settings: GatewaySettings, conversations: Conversations) -> None:
+        self._settings = settings
+        self._conversations = conversations
+
+    def add_routes(self, app: FastAPI) -> None:
+        routes: dict[str, dict[str, Handler]] = {
+            PATH: {"POST": self._create},
+            CONVERSATION: {"GET": self._retrieve, "POST": self._update, "DELETE": self._delete},
+            ITEMS: {"GET": self._list_items, "POST": self._add_items},
+            ITEM: {"GET": self._retrieve_item, "DELETE": self._delete_item},
+        }
+        add_routes(app, routes)
+
+    async def _create(self, request: Request) -> Response:
+        conversation_request: ConversationRequest = await self._read_body(request, ConversationRequest)
+        return json_response(await self._conversations.create(conversation_request))
+
+    async def _retrieve(self, request: Request) -> Response:
+        return json_response(await self._conversations.retrieve(_id(request)))
+
+    async def _update(self, request: Request) -> Response:
+        conversation_update: ConversationUpdate = await self._read_body(request, ConversationUpdate)
+        return json_response(await self._conversations.update(_id(request), conversation_update.metadata or {}))
+
+    async def _delete(self, request: Request) -> Response:
+        await self._conversations.delete(_id(request))
+        return json_response(ConversationDeleted(_id(request)))
+
+    async def _list_items(self, request: Request) -> Response:
+        query = parse_query(dict(request.query_params), ListItemsQuery)
+        return json_response(await self._conversations.list_items(_id(request), query))
+
+    async def _add_items(self, request: Request) -> Response:
+        new_items: NewItems = await self._read_body(request, NewItems)
+        return json_response(await self._conversations.add_items(_id(request), new_items.items))
+
+    async def _retrieve_item(self, request: Request) -> Response:
+        body = await self._conversations.retrieve_item(_id(request), request.path_params["item_id"])
+        return json_response(msgspec.Raw(body))
+
+    async def _delete_item(self, request: Request) -> Response:
+        return json_response(await self._conversations.delete_item(_id(request), request.path_params["item_id"]))
+
+    async def _read_body(self, request: Request, kind: Kind) -> Any:
+        post = await read_request(request.scope, request.receive, self._settings.max_body)
+        return parse_conversation_body(post.body, kind)
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["conversation_id"])

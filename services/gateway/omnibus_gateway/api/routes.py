@@ -5,39 +5,40 @@ from collections.abc import Awaitable
 from starlette.types import Receive, Scope, Send
 
 from omnibus_gateway.api.batches import BatchRoutes
-from omnibus_gateway.api.chat_completions import ChatRoute, ResumeRoute
-from omnibus_gateway.api.chat_images import ImageChatRoute
+from omnibus_gateway.api.chat_completions import ChatRoute, DialectTranslator, ImageChatRoute, ResumeRoute
 from omnibus_gateway.api.completions import CompletionRoute
-from omnibus_gateway.api.conversations import ConversationRoutes
-from omnibus_gateway.api.dialects import DialectTranslator
 from omnibus_gateway.api.embeddings import EmbeddingRoute
-from omnibus_gateway.api.files import FileRoutes
+from omnibus_gateway.api.files import FileRoutes, UploadRoutes
 from omnibus_gateway.api.images import ImageEditRoute, ImageGenerationRoute, ImageVariationRoute
 from omnibus_gateway.api.invocations import InvocationRoutes
 from omnibus_gateway.api.realtime import ClientSecretRoute, RealtimeRoute
 from omnibus_gateway.api.rerank import RerankRoute
-from omnibus_gateway.api.response_context import CompactRoute, InputTokensRoute
-from omnibus_gateway.api.response_socket import ResponseSocketRoute
-from omnibus_gateway.api.responses import ResponseRoute, ResponseRoutes
+from omnibus_gateway.api.responses import (
+    CompactRoute,
+    ConversationRoutes,
+    InputTokensRoute,
+    ResponseRoute,
+    ResponseRoutes,
+    ResponseSocketRoute,
+)
 from omnibus_gateway.api.speech import SpeechRoute
 from omnibus_gateway.api.transcriptions import TranscriptionRoute, TranslationRoute
-from omnibus_gateway.api.uploads import UploadRoutes
 from omnibus_gateway.api.videos import VideoRoutes
 from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.batches.service import Batches
 from omnibus_gateway.http.exchange import PostRoute
-from omnibus_gateway.media.made_files import MadeFiles
+from omnibus_gateway.media.files import MadeFiles
 from omnibus_gateway.openai import completions, embeddings, openapi, rerank, speech, transcriptions
 from omnibus_gateway.openai import images as pictures
 from omnibus_gateway.openai.realtime.client_secrets import CLIENT_SECRETS
 from omnibus_gateway.openai.responses import request as response_requests
 from omnibus_gateway.openai.responses.context import COMPACT, INPUT_TOKENS
-from omnibus_gateway.realtime.secrets import ClientSecrets
 from omnibus_gateway.realtime.service import Realtime
+from omnibus_gateway.realtime.tokens import ClientSecrets
 from omnibus_gateway.replay.contents import EdgeContents
 from omnibus_gateway.replay.history import History
-from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.request.request import RequestFactory
 from omnibus_gateway.responses.context import ResponseContext
 from omnibus_gateway.responses.drawing import ImageDrawers
 from omnibus_gateway.responses.service import Responses

@@ -19,16 +19,15 @@ from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import ResponseWriter
-from omnibus_gateway.media.audio_encoder import AudioFileStream
+from omnibus_gateway.media.spoken_answers import AudioFileStream
 from omnibus_gateway.openai import speech
 from omnibus_gateway.openai.chat_request import AudioOutput, ChatRequest, UserMessage
 from omnibus_gateway.openai.speech import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
 from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.lifecycle import run_to_end
-from omnibus_gateway.request.request import ClientRequest
-from omnibus_gateway.routing.sampling_defaults import ModelSampling
+from omnibus_gateway.request.request import ClientRequest, run_to_end
+from omnibus_gateway.routing.assignment import ModelSampling
 from omnibus_gateway.tasks.chat import Chat
-from omnibus_gateway.tasks.output_streams import open_output_streams
+from omnibus_gateway.tasks.chat_response import open_output_streams
 from omnibus_gateway.tasks.prepared_chat import PreparedChat as AskedOfModel
 from omnibus_gateway.tasks.recognition import Speakers
 from omnibus_gateway.tasks.resolve import rename_params

@@ -33,10 +33,9 @@ from omnibus_gateway.openai.chat_request import ChatRequest, UserMessage
 from omnibus_gateway.openai.multipart import Form
 from omnibus_gateway.openai.transcriptions import SYSTEM, TranscriptionForm, VerboseWord, instruct_transcription
 from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.lifecycle import run_to_end
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.tasks.chat import Chat
-from omnibus_gateway.tasks.output_streams import open_output_streams
+from omnibus_gateway.tasks.chat_response import open_output_streams
 from omnibus_gateway.tasks.prepared_chat import PreparedChat as AskedOfModel
 from omnibus_gateway.tasks.resolve import rename_params
 

@@ -14,8 +14,8 @@ from omnibus_gateway.apps.graph_submission import SegmentRunner, SegmentSubmissi
 from omnibus_gateway.apps.output_buffer import AppOutputStream, check_json_line, output_names
 from omnibus_gateway.apps.worker_process import WorkerProcess
 from omnibus_gateway.dispatch.streams import ItemStream
-from omnibus_gateway.request.app_call import AppCallLog
-from omnibus_gateway.request.ends import app_deadline_error
+from omnibus_gateway.request.admission import app_deadline_error
+from omnibus_gateway.request.record import AppCallLog
 
 
 class Call:

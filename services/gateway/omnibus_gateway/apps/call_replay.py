@@ -18,11 +18,11 @@ from omnibus_gateway.apps.call import Call
 from omnibus_gateway.apps.mirrored_request import MirroredRequest
 from omnibus_gateway.apps.recorded_calls import RecordedCall
 from omnibus_gateway.apps.worker_supervisor import WorkerSupervisor
-from omnibus_gateway.dispatch.capture import RecordedChunk
+from omnibus_gateway.dispatch.retention import RecordedChunk
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.replay.mirrored import digest_chunks
-from omnibus_gateway.request.ends import app_deadline_error
+from omnibus_gateway.request.admission import app_deadline_error
 from omnibus_gateway.shadow.compare import count_comparable, describe_difference, has_content
 from omnibus_gateway.shadow.compare_json import describe_json_difference
 

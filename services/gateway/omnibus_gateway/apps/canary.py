@@ -23,7 +23,7 @@ from omnibus_gateway.apps.mirrored_request import MirroredRequest
 from omnibus_gateway.apps.recorded_calls import RecordedCall, find_calls
 from omnibus_gateway.apps.response_schemas import AppCanaryRequest, AppCanaryView, ComparedCall
 from omnibus_gateway.apps.worker_supervisor import WorkerSupervisor
-from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.request.request import RequestFactory
 from omnibus_gateway.shadow.spare_room import LOOK_SECONDS, PAUSE_SECONDS, Place, SpareRoom
 
 #: Rows of the table of differences.

@@ -21,9 +21,8 @@ from omnibus_gateway.apps.served_apps import Registry
 from omnibus_gateway.dispatch.streams import ItemStream
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.parse import parse_chat
-from omnibus_gateway.request.arena_inputs import MAX_READERS
-from omnibus_gateway.request.factory import RequestFactory
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.inputs import MAX_READERS
+from omnibus_gateway.request.request import ClientRequest, RequestFactory
 from omnibus_gateway.tasks.chat import Chat, choose_voice
 from omnibus_gateway.tasks.prepared_chat import PreparedChat
 

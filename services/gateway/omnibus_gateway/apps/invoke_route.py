@@ -15,10 +15,9 @@ from omnibus_gateway.apps.chat import AppChats, parse_app_chat
 from omnibus_gateway.apps.served_apps import Registry
 from omnibus_gateway.http.exchange import ConnectedClient, PostRequest, RequestOutcome, read_request
 from omnibus_gateway.http.response import JSON, ResponseWriter, as_events
-from omnibus_gateway.openai.density import check_values
+from omnibus_gateway.openai.parse import check_values
 from omnibus_gateway.pricing.headers import refuse_price_options
-from omnibus_gateway.request.factory import RequestFactory
-from omnibus_gateway.request.lifecycle import run_to_end
+from omnibus_gateway.request.request import RequestFactory, run_to_end
 
 _BEFORE, _AFTER = "/v1/apps/", "/invoke"
 _DONE = b"data: [DONE]\n\n"

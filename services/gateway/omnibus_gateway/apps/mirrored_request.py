@@ -22,12 +22,17 @@ from omnibus_gateway.dispatch.inflight import InflightInvocation
 from omnibus_gateway.dispatch.streams import ResultStream
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.replay.replay import refuse_other_routes
-from omnibus_gateway.request.arena_inputs import MAX_READERS, TensorPlacer, place_input, restore_input
-from omnibus_gateway.request.ends import fail_open_streams, request_over_error
-from omnibus_gateway.request.factory import RequestFactory
-from omnibus_gateway.request.names import app_letters
-from omnibus_gateway.request.segment_inputs import fill_references, find_earlier, has_references
-from omnibus_gateway.request.validate import validate_segment
+from omnibus_gateway.request.admission import fail_open_streams, request_over_error
+from omnibus_gateway.request.inputs import (
+    MAX_READERS,
+    TensorPlacer,
+    fill_references,
+    find_earlier,
+    has_references,
+    place_input,
+    restore_input,
+)
+from omnibus_gateway.request.request import RequestFactory, app_letters, validate_segment
 from omnibus_gateway.routing.assignment import Assignment
 from omnibus_gateway.shadow.spare_room import Place, invocation_places
 

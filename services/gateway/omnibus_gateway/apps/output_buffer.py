@@ -15,7 +15,7 @@ from omnibus.errors import AppFailed, OmnibusError, ProtocolError
 from omnibus.graph import UNREADABLE
 from omnibus.task import Source
 from omnibus.task.library import TranscriptSegment, TranscriptWord
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.streams import ItemStream
 
 #: Maximum bytes of arrays in one message to a worker; a larger array gets its own message.

@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator
 
 from omnibus.app.routes import TRANSCRIPTIONS
 from omnibus.errors import NotFound
-from omnibus.task.item_codec import decode_part
 from omnibus.task.library import TranscribeParams, TranscriptChunk
+from omnibus.task.result import decode_part
 from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.media.inspect import InspectedMedia
 from omnibus_gateway.pricing.headers import PriceOptions
-from omnibus_gateway.request.factory import RequestFactory
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.request import ClientRequest, RequestFactory
 from omnibus_gateway.tasks.recognition import Recognizers
 
 _NO_PRICES = PriceOptions()

@@ -7,9 +7,8 @@ from starlette.responses import Response
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.apps.registration import AppControl
 from omnibus_gateway.apps.response_schemas import AppList, TaskList
-from omnibus_gateway.auth.admin import AdminAuth
-from omnibus_gateway.http.exchange import read_request
-from omnibus_gateway.http.handlers import Handler, add_routes, json_response
+from omnibus_gateway.auth.access_rules import AdminAuth
+from omnibus_gateway.http.exchange import Handler, add_routes, json_response, read_request
 
 APPS, APP, INVOKE, TASKS = "/v1/apps", "/v1/apps/{name}", "/v1/apps/{name}/invoke", "/v1/tasks"
 

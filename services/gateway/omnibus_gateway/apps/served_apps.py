@@ -25,7 +25,7 @@ from omnibus_gateway.apps.response_schemas import WorkerView
 from omnibus_gateway.apps.served_app import ServedApp, describe_record
 from omnibus_gateway.apps.warm_workers import WarmWorkers
 from omnibus_gateway.apps.worker_supervisor import WorkerSupervisor
-from omnibus_gateway.request.ends import app_deadline_error
+from omnibus_gateway.request.admission import app_deadline_error
 
 log = logging.getLogger(__name__)
 

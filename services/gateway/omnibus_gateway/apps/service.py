@@ -14,7 +14,7 @@ from omnibus_gateway.apps.invoke_route import InvokeRoute
 from omnibus_gateway.apps.registration import AppControl
 from omnibus_gateway.apps.served_apps import Registry
 from omnibus_gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
-from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.request.request import RequestFactory
 from omnibus_gateway.routing.router import Router
 from omnibus_gateway.shadow.spare_room import SpareRoom, waiting_counter
 from omnibus_gateway.tasks.chat import Chat

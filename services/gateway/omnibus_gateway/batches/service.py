@@ -27,8 +27,7 @@ from omnibus_gateway.files.client_files import ClientFiles
 from omnibus_gateway.media.files import new_secret_id
 from omnibus_gateway.openai.batches import Batch, BatchList, BatchQuery, BatchRequest
 from omnibus_gateway.tenancy.deferred import DeferredWork
-from omnibus_gateway.tenancy.shares import put_counted_job
-from omnibus_gateway.tenancy.tenant import current_tenant
+from omnibus_gateway.tenancy.tenant import current_tenant, put_counted_job
 
 log = logging.getLogger(__name__)
 

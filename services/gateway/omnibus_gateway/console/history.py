@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import ClientClosed, Rejected
-from omnibus.metrics.buckets import LATENCY_BUCKETS_SECONDS
+from omnibus.metrics.collectors import LATENCY_BUCKETS_SECONDS
 from omnibus.store import Bucket, Store
 from omnibus.store.history import COARSE_STEP_SECONDS, FINE_STEP_SECONDS, MIDDLE_STEP_SECONDS
 

@@ -13,7 +13,7 @@ from omnibus.api_key import KeyRecord
 from omnibus.errors import BadRequest, Conflict
 from omnibus.graph import UNREADABLE
 from omnibus.store import Store
-from omnibus_gateway.tenancy.key_store import KeyView
+from omnibus_gateway.tenancy.tenant import KeyView
 
 log = logging.getLogger(__name__)
 

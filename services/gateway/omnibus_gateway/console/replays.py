@@ -12,7 +12,8 @@ from omnibus import graph
 from omnibus.bus import Bus, subjects
 from omnibus.errors import BadRequest
 from omnibus.graph import UNREADABLE, Invocation
-from omnibus.recording import forks, records
+from omnibus.recording import records
+from omnibus.recording.steps import find_node, fork_invocation, start_headers
 
 #: Query parameters that a replay accepts.
 REPLAY_PARAMS = ("from", "path", "route")
@@ -58,9 +59,9 @@ class ConsoleReplays:
         except UNREADABLE as error:
             raise BadRequest(f"invalid fork: {error}") from error
         record = await records.find_record(self._bus, id)
-        node = forks.find_node(record.invocation, str(fork_request.node))
-        fork = forks.fork_invocation(record.invocation, node, fork_request.changes, fork_request.seed)
-        async for part in self._run(fork, forks.start_headers(*record, node)):
+        node = find_node(record.invocation, str(fork_request.node))
+        fork = fork_invocation(record.invocation, node, fork_request.changes, fork_request.seed)
+        async for part in self._run(fork, start_headers(*record, node)):
             yield part
 
     async def _run(self, invocation: Invocation, headers: dict[str, str]) -> AsyncGenerator[bytes, None]:

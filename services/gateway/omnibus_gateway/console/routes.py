@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from omnibus.bus import Bus
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
-from omnibus_gateway.auth.admin import AdminAuth
+from omnibus_gateway.auth.access_rules import AdminAuth
 from omnibus_gateway.console import operations, replays
 from omnibus_gateway.console.broadcaster import LiveStates
 from omnibus_gateway.console.history import MAX_SPAN_SECONDS, read_history
@@ -21,12 +21,19 @@ from omnibus_gateway.console.log_tail import MAX_LINES, read_log_tail
 from omnibus_gateway.console.plans import describe_plans
 from omnibus_gateway.console.replays import ConsoleReplays
 from omnibus_gateway.console.static_files import ConsolePages
-from omnibus_gateway.http.exchange import ConnectedClient, RequestOutcome, read_request
-from omnibus_gateway.http.handlers import Handler, add_routes, json_response
-from omnibus_gateway.http.query import parse_number, parse_query
+from omnibus_gateway.http.exchange import (
+    ConnectedClient,
+    Handler,
+    RequestOutcome,
+    add_routes,
+    json_response,
+    parse_number,
+    parse_query,
+    read_request,
+)
 from omnibus_gateway.http.response import ResponseWriter, as_events
 from omnibus_gateway.routing.executors import ExecutorTable
-from omnibus_gateway.tenancy.key_store import KeyView
+from omnibus_gateway.tenancy.tenant import KeyView
 
 EVENTS, PLAN = "/v1/console/events", "/v1/console/plan"
 REPLAY, FORK = "/v1/console/replay/{id}", "/v1/console/fork/{id}"

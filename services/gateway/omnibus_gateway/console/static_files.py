@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from omnibus.errors import NotFound
-from omnibus_gateway.http.handlers import add_routes
+from omnibus_gateway.http.exchange import add_routes
 
 #: Paths where other servers document their API.
 REFERENCE = ("/docs", "/redoc")

@@ -15,14 +15,15 @@ from omnibus.settings import GatewaySettings
 from omnibus_gateway.files.object_storage import ObjectStorage, StoredObject
 from omnibus_gateway.media.files import (
     FileStore,
+    FileTicket,
+    MadeFiles,
+    UnwrittenFile,
     file_not_found_error,
     file_too_large_error,
     is_file_id,
     new_secret_id,
     owner_hash,
 )
-from omnibus_gateway.media.made_files import MadeFiles, UnwrittenFile
-from omnibus_gateway.media.named_files import FileTicket
 from omnibus_gateway.tenancy.tenant import current_tenant
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 from omnibus.errors import Fatal, OmnibusError, clear_tracebacks
-from omnibus_gateway.http.open_requests import OpenRequests, stopping_error
-from omnibus_gateway.http.response import EVENTS, JSON, Headers
+from omnibus_gateway.http.response import EVENTS, JSON, Headers, OpenRequests, stopping_error
 from omnibus_gateway.openai.errors import error_body, error_headers, status_of
 
 log = logging.getLogger(__name__)

@@ -3,17 +3,25 @@
 read:   reads the body, up to the limit of the route.
 answer: runs the route while the client is connected. An exception becomes the response.
 count:  counts the outcome once.
+
+Routes for plain handlers, which return a response.
+
+Query parameters, with errors that name them.
 """
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from omnibus.errors import Fatal, NotFound, OmnibusError
+from omnibus.errors import BadRequest, Fatal, NotFound, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.http.connection import ON_LEFT
@@ -175,3 +183,56 @@ class ConnectedClient:
         if self._task is not None and not self._left:
             self._left = True
             self._task.cancel()
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+_encode = msgspec.json.Encoder().encode
+
+
+def add_routes(app: FastAPI, routes: Mapping[str, Mapping[str, Handler]]) -> None:
+    """Add the handlers of each path, by method, to ``app``."""
+    for path, handlers in routes.items():
+        app.add_route(path, _HandlerRoute(handlers), methods=list(handlers), include_in_schema=False)  # type: ignore[arg-type]
+
+
+class _HandlerRoute:
+    """Route of one path. Its requests are not counted by model, because they have none."""
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = ResponseWriter(send)
+        async with RequestOutcome(sending):
+            handle = self._handlers["GET" if scope["method"] == "HEAD" else scope["method"]]
+            response = await handle(Request(scope, receive))
+            response.headers["x-request-id"] = sending.id
+            sending.begun = (response.media_type or "none").encode()
+            await response(scope, receive, send)
+
+
+def json_response(body: Any, status: int = 200) -> Response:
+    """Encode ``body``, a struct or plain values, as a JSON response."""
+    return Response(_encode(body), status, media_type="application/json")
+
+
+_MAX_QUOTED_CHARS = 80
+_MAX_DIGITS = 19
+
+
+def parse_query(request: Request, *names: str) -> dict[str, str]:
+    """Return the query parameters of ``request``. Raises ``BadRequest`` for one not in ``names``."""
+    query = dict(request.query_params)
+    unknown = sorted(set(query) - set(names))
+    if unknown:
+        name = unknown[0][:_MAX_QUOTED_CHARS]
+        raise BadRequest(f"unknown parameter {name!r}: use {', '.join(names)}", param=name)
+    return query
+
+
+def parse_number(query: dict[str, str], name: str, default: int, least: int, most: int) -> int:
+    """Parse the whole number ``name`` of ``query``. Raises ``BadRequest``."""
+    text = query.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and least <= int(text) <= most):
+        raise BadRequest(f"{name} must be a whole number from {least} to {most}", param=name)
+    return int(text)

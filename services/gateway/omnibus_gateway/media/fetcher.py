@@ -17,9 +17,10 @@ from urllib.parse import urljoin
 import h11
 
 from omnibus.errors import BadMedia, BadRequest, TooLarge
-from omnibus_gateway.media import data_url, ssrf, urls
+from omnibus_gateway.media import urls
+from omnibus_gateway.media.urls import Inline, decode_data_url, is_allowed
 from omnibus_gateway.tenancy import tenant as tenants
-from omnibus_gateway.tenancy.external_slots import TenantSlots
+from omnibus_gateway.tenancy.body_budget import TenantSlots
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Fetcher:
         self._connect = connect
         self._slots = TenantSlots(self._rules.concurrency)
 
-    async def fetch(self, url: str, limit: int, param: str = "") -> data_url.Inline:
+    async def fetch(self, url: str, limit: int, param: str = "") -> Inline:
         """Fetch a data or http(s) URL of at most ``limit`` bytes.
 
         ``param`` names the place in the request, and is only used in errors. A remote server's content type is not
@@ -95,10 +96,10 @@ class Fetcher:
         fetched) and ``TooLarge``, each with fixed text.
         """
         if url[:5].lower() == "data:":
-            return data_url.decode_data_url(url, limit, param)
+            return decode_data_url(url, limit, param)
         try:
             async with asyncio.timeout(self._rules.timeout), self._slots.hold(tenants.current_tenant().name):
-                return data_url.Inline(await self._follow_redirects(url, limit, param), "")
+                return Inline(await self._follow_redirects(url, limit, param), "")
         except TimeoutError:
             log.info("media fetch timed out", extra={"param": param})
             raise BadMedia("The media URL did not deliver in time.", param=param) from None
@@ -131,7 +132,7 @@ class Fetcher:
             return [target.host]
         addresses = await self._resolve(target.host, target.port)
         private = self._rules.allow_private
-        if not addresses or not all(ssrf.is_allowed(ip_address(entry), allow_private=private) for entry in addresses):
+        if not addresses or not all(is_allowed(ip_address(entry), allow_private=private) for entry in addresses):
             log.warning("media host refused: %.100s resolves to %.200s", target.host, addresses)
             raise BadRequest("The media URL's host is not reachable from here.", param=param)
         return addresses[:_MAX_ADDRESSES]

@@ -2,31 +2,146 @@
 
 They are below the media directory, which several gateways may share. ``files/content`` stores bytes by their content
 hash. ``files/tickets`` has a small file for each id that a client received, with the hash and the expiry time. A file
-whose id was known before it was made contains its ticket: ``omnibus_gateway.media.named_files``.
+whose id was known before it was made contains its ticket: ``omnibus_gateway.media.files``.
+
+Files whose id was sent before they were made: bytes and ticket in one file, so that one write keeps both.
+
+They are stored among the content of other files, so that they count, are evicted and expire in the same way. The name
+is ``<id>`` or ``<id>-<owner>``. The ticket is at the end, followed by its length in four bytes.
+
+Interface of a store of files made for clients, by secret id.
 """
 
 import asyncio
 import os
 import re
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
+from typing import NamedTuple, Protocol
 
 import msgspec
+from msgspec import Struct
 
 from omnibus.bus.media_messages import MediaAnswer
 from omnibus.errors import BadRequest, NotFound, OmnibusError, ProtocolError, TooLarge, storage_error
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.media.blob_store import MediaStore
-from omnibus_gateway.media.made_files import UnwrittenFile
-from omnibus_gateway.media.named_files import FileTicket, NamedFiles, TicketFile
-from omnibus_gateway.media.peer_files import KeptFile
-from omnibus_gateway.media.peers import MediaPeers
+from omnibus_gateway.media.peers import KeptFile, MediaPeers
 from omnibus_gateway.tenancy.tenant import current_tenant
+
+_LENGTH_BYTES = 4
+#: Most bytes of a ticket, including its length: they are read from the end of a file.
+_MAX_TRAILER_BYTES = 4096
+
+
+class FileTicket(Struct, frozen=True):
+    """One file. ``created`` and ``expires`` are Unix seconds; ``owner`` is the hash of its tenant."""
+
+    id: str
+    mime: str
+    sha256: str
+    nbytes: int
+    created: float
+    expires: float
+    owner: str = ""
+
+
+class TicketFile(NamedTuple):
+    """A file on disk with a ticket: alone, or after the content."""
+
+    path: Path
+    ticket: FileTicket
+    has_content: bool
+
+
+class NamedFiles:
+    """Writes and finds these files in a directory, whose bytes ``keep`` counts. For the thread of its writer."""
+
+    def __init__(self, directory: Path, keep: MediaStore) -> None:
+        self._directory = str(directory)
+        self._keep = keep
+
+    def write(self, ticket: FileTicket, data: bytes) -> None:
+        """Write a file. Raises ``OSError``."""
+        name = f"{ticket.id}-{ticket.owner}" if ticket.owner else ticket.id
+        body = msgspec.json.encode(ticket)
+        self._keep.write_new(
+            f"{self._folder(ticket.id)}/{name}", (data, body, len(body).to_bytes(_LENGTH_BYTES, "big"))
+        )
+
+    def find(self, id: str) -> TicketFile | None:
+        """Return the file of ``id``, which must be a valid id."""
+        for path in self._candidates(id):
+            ticket = _read_ticket(path)
+            if ticket is not None and ticket.id == id:
+                return TicketFile(Path(path), ticket, has_content=True)
+        return None
+
+    def _candidates(self, id: str) -> Iterator[str]:
+        folder = self._folder(id)
+        yield f"{folder}/{id}"
+        with suppress(FileNotFoundError, NotADirectoryError):
+            yield from [f"{folder}/{name}" for name in os.listdir(folder) if name.startswith(f"{id}-")]
+
+    def _folder(self, id: str) -> str:
+        return f"{self._directory}/{id[-2:]}"
+
+
+def _read_ticket(path: str) -> FileTicket | None:
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _MAX_TRAILER_BYTES))
+            end = file.read()
+        length = int.from_bytes(end[-_LENGTH_BYTES:], "big")
+        ticket = msgspec.json.decode(end[-_LENGTH_BYTES - length : -_LENGTH_BYTES], type=FileTicket)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return ticket if ticket.nbytes + length + _LENGTH_BYTES == size else None
+
+
+class UnwrittenFile(NamedTuple):
+    """A file to keep for a tenant under a known ``id``."""
+
+    id: str
+    mime: str
+    data: bytes
+    tenant: str
+
+
+class MadeFiles(Protocol):
+    """A directory (``media.files.FileStore``) or a bucket (``files.file_objects.FileObjects``)."""
+
+    @property
+    def is_enabled(self) -> bool:
+        """True if files are kept here."""
+
+    def require_enabled(self, param: str) -> None:
+        """Raise ``BadRequest`` if no files are kept."""
+
+    async def put(self, data: bytes, mime: str) -> FileTicket:
+        """Keep ``data``; a client with the ticket's ``id`` may fetch it at any gateway. Raises ``OmnibusError``."""
+
+    def put_named(self, files: Sequence[UnwrittenFile]) -> Awaitable[dict[str, OmnibusError]]:
+        """Keep ``files`` under their own ids. Returns the errors of files that were not kept, by id."""
+
+    async def get_ticket(self, id: str) -> FileTicket:
+        """Return the ticket of ``id``. Raises ``NotFound`` for an unknown or expired id."""
+
+    async def read(self, id: str) -> tuple[FileTicket, bytes]:
+        """Return a file's ticket and its bytes. Raises ``NotFound``."""
+
+    async def remove(self, id: str) -> None:
+        """Revoke ``id``. Raises ``NotFound``."""
+
+    def close(self) -> None:
+        """Stop accepting files."""
+
 
 #: The kind of these files in messages between gateways.
 FILE = "file"

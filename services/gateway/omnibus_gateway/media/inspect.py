@@ -15,10 +15,10 @@ from msgspec import Struct
 from omnibus.concurrency import gather_calls
 from omnibus.errors import BadMedia, TooLarge
 from omnibus.families.image_tokens import image_tokens
-from omnibus_gateway.media import data_url
 from omnibus_gateway.media.fetcher import Fetcher
 from omnibus_gateway.media.headers.base import Extent
 from omnibus_gateway.media.headers.sniff import AUDIO_OR_VIDEO, FORMATS, list_formats, read_header, sniff_mime
+from omnibus_gateway.media.urls import decode_base64, decode_data_url
 from omnibus_gateway.openai.messages import MediaRef
 
 # Most bytes of an item that is inspected on the event loop: images must be hashed, and audio and video may have many
@@ -136,11 +136,11 @@ async def _load_item(
     ref: MediaRef, fetcher: Fetcher, limits: MediaLimits, budget: _Budget, read_file: FileReader | None
 ) -> InspectedMedia:
     if ref.data[:5].lower() == "data:":
-        data, declared_mime = data_url.decode_data_url(ref.data, limits.item_bytes, ref.param).data, ref.declared
+        data, declared_mime = decode_data_url(ref.data, limits.item_bytes, ref.param).data, ref.declared
     elif ref.file_id and read_file is not None:
         data, declared_mime = await read_file(ref.file_id), ""
     elif ref.data:
-        data, declared_mime = data_url.decode_base64(ref.data, limits.item_bytes, ref.param), ref.declared
+        data, declared_mime = decode_base64(ref.data, limits.item_bytes, ref.param), ref.declared
     else:
         response = await fetcher.fetch(ref.url, limits.item_bytes, ref.param)
         data, declared_mime = response.data, response.declared

@@ -1,17 +1,78 @@
-"""Media URLs, parsed exactly once.
+"""URLs of media: parsed once, with the addresses that the fetcher may connect to, and data URLs (RFC 2397).
 
 The parsed ``UrlTarget`` is both checked and connected to, so no second parser can read the same text differently.
 Anything unusual is rejected instead of repaired.
+
+All common variants of base64 are accepted. These are line breaks (RFC 2045), the alphabet of URLs, no padding (RFC
+4648, section 5), and percent-encoding in a URL. Any other character is an error.
 """
 
 import re
-from ipaddress import ip_address
-from urllib.parse import quote
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
+import pybase64
 
-from omnibus.errors import BadRequest
-from omnibus_gateway.media import ssrf
+from omnibus.errors import BadRequest, TooLarge
+from omnibus_gateway.openai.cut_media import EncodedUrl, parse_header
+
+Address = IPv4Address | IPv6Address
+
+# Reachable only with ``allow_private``, for development: the machine itself and private networks.
+_PRIVATE_NETWORKS = tuple(
+    ip_network(block)
+    for block in ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")
+)
+
+# Never reachable. Sources: the IANA special-purpose address registries for IPv4 and IPv6. The list is explicit because
+# ``ipaddress.is_global`` changed between patch releases of Python 3.11.
+_BLOCKED_NETWORKS = tuple(
+    ip_network(block)
+    for block in (
+        "0.0.0.0/8",
+        "100.64.0.0/10",  # carrier-grade NAT; cloud metadata of one provider
+        "168.63.129.16/32",  # a cloud's host service on a public address
+        "169.254.0.0/16",  # link-local: most cloud metadata
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+        "2001::/23",  # Teredo, ORCHID and other protocol assignments
+        "2001:db8::/32",
+        "2002::/16",  # 6to4 embeds an IPv4 address
+        "3fff::/20",
+        "fd00:ec2::/32",  # cloud metadata inside the private range
+    )
+)
+
+# All other addresses are mapped (::ffff:0:0/96), NAT64 (64:ff9b::/96), link-local, multicast or unassigned.
+_PUBLIC_V6 = ip_network("2000::/3")
+
+_LOCAL_NAMES = frozenset({"localhost", "metadata", "instance-data", "metadata.goog"})
+_LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".home.arpa")
+
+
+def is_allowed(address: Address, *, allow_private: bool = False) -> bool:
+    """Return True if a connection to ``address`` may be opened."""
+    if any(address in block for block in _BLOCKED_NETWORKS):
+        return False
+    if any(address in block for block in _PRIVATE_NETWORKS):
+        return allow_private
+    return address.version == 4 or address in _PUBLIC_V6
+
+
+def is_local_name(host: str) -> bool:
+    """Return True for names of this machine, cluster or metadata services.
+
+    ``host`` must be in lower case.
+    """
+    return host in _LOCAL_NAMES or host.endswith(_LOCAL_SUFFIXES)
+
 
 MAX_URL_CHARS = 8192  # characters; data URLs do not come here
 
@@ -43,7 +104,7 @@ class UrlTarget(msgspec.Struct, frozen=True):
     path: str
 
     @property
-    def address(self) -> ssrf.Address | None:
+    def address(self) -> Address | None:
         """The address if ``host`` is an IP literal, else None."""
         try:
             return ip_address(self.host)
@@ -107,8 +168,103 @@ def _parse_path(match: re.Match[str]) -> str:
 def _check_host(target: UrlTarget, rules: UrlRules, param: str) -> None:
     address = target.address
     if address is None:
-        is_refused = ssrf.is_local_name(target.host) and not rules.allow_private
+        is_refused = is_local_name(target.host) and not rules.allow_private
     else:
-        is_refused = not ssrf.is_allowed(address, allow_private=rules.allow_private)
+        is_refused = not is_allowed(address, allow_private=rules.allow_private)
     if is_refused:
         raise BadRequest("The media URL's host is not reachable from here.", param=param)
+
+
+_PERCENT = re.compile(r"(?:[!-$&-~]|%[0-9A-Fa-f]{2})*")
+_WHITESPACE = b" \t\r\n\f"
+#: Characters that JSON does not allow unescaped in a string.
+_CONTROL = re.compile(rb"[\0-\x1f]")
+_URL_ALPHABET = bytes.maketrans(b"-_", b"+/")
+#: Percent-encoded characters of base64.
+_ESCAPES = {
+    b"%2B": b"+", b"%2b": b"+", b"%2F": b"/", b"%2f": b"/", b"%3D": b"=", b"%3d": b"=",
+    b"%0A": b"", b"%0a": b"", b"%0D": b"", b"%0d": b"", b"%20": b"",
+}  # fmt: skip
+#: Base64 with line breaks and percent-encoded characters is at most this much longer.
+_LOOSE_FACTOR = 1.5
+
+
+class Inline(msgspec.Struct, frozen=True):
+    """Decoded bytes and the media type declared by the data URL, or ""."""
+
+    data: bytes
+    declared: str
+
+
+def decode_base64(text: str | memoryview, limit: int, param: str = "", *, in_url: bool = False) -> bytes:
+    """Decode base64 of at most ``limit`` bytes; ``text`` may be a view of ASCII bytes of a JSON string.
+
+    Text ``in_url`` may be percent-encoded. Raises ``BadRequest`` or, before any decoding, ``TooLarge``.
+    """
+    padding = text[-2:].count("=") if isinstance(text, str) else bytes(text[-2:]).count(b"=")
+    nbytes = len(text) // 4 * 3 - padding
+    if nbytes > limit:
+        if nbytes > _LOOSE_FACTOR * limit + 64 or _is_dense(text):
+            raise _too_large_error(nbytes, limit, param)
+    else:
+        try:
+            # As strict as binascii.a2b_base64 in strict mode, and many times as fast.
+            return pybase64.b64decode(text, validate=True)
+        except ValueError:
+            pass
+    data = _decode_loosely(text, param, in_url)
+    if len(data) > limit:
+        raise _too_large_error(len(data), limit, param)
+    return data
+
+
+def decode_data_url(url: str, limit: int, param: str = "") -> Inline:
+    """Decode ``data:[<type>][;name=value]*[;base64],<data>``. Raises as ``decode_base64``."""
+    header = parse_header(url)
+    if header is None:
+        raise BadRequest("The data URL is malformed: expected data:<type>;base64,<data>.", param=param)
+    if isinstance(url, EncodedUrl):
+        return Inline(decode_base64(url.encoded, limit, param, in_url=True), header.mime)
+    body = url[header.end :]
+    if header.is_base64:
+        return Inline(decode_base64(body, limit, param, in_url=True), header.mime)
+    return Inline(_decode_percent(body, limit, param), header.mime)
+
+
+def _is_dense(text: str | memoryview) -> bool:
+    """Return True if every character of ``text`` is part of its data."""
+    data = text.encode(errors="replace") if isinstance(text, str) else bytes(text)
+    return not any(each in data for each in b"%" + _WHITESPACE)
+
+
+def _decode_loosely(text: str | memoryview, param: str, in_url: bool) -> bytes:
+    try:
+        if isinstance(text, str):
+            data = text.encode("ascii")
+        else:
+            data = bytes(text)
+            if _CONTROL.search(data):
+                raise BadRequest("The request body is not valid JSON in UTF-8.")
+        for escape, byte in _ESCAPES.items() if in_url and b"%" in data else ():
+            data = data.replace(escape, byte)
+        data = data.translate(None, _WHITESPACE)
+        if not (b"+" in data or b"/" in data):
+            data = data.translate(_URL_ALPHABET)
+        if not data.endswith(b"="):
+            data += b"=" * (-len(data) % 4)
+        return pybase64.b64decode(data, validate=True)
+    except ValueError:
+        raise BadRequest("The media data is not valid base64.", param=param) from None
+
+
+def _decode_percent(body: str, limit: int, param: str) -> bytes:
+    nbytes = len(body) - 2 * body.count("%")
+    if nbytes > limit:
+        raise _too_large_error(nbytes, limit, param)
+    if _PERCENT.fullmatch(body) is None:
+        raise BadRequest("The data URL is malformed: its data is not percent-encoded ASCII.", param=param)
+    return unquote_to_bytes(body)
+
+
+def _too_large_error(nbytes: int, limit: int, param: str) -> TooLarge:
+    return TooLarge(f"A media item has {nbytes} bytes; at most {limit} are accepted.", param=param)

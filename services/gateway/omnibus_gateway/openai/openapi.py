@@ -7,13 +7,17 @@ import msgspec
 from omnibus.encoding.audio import MIME
 from omnibus_gateway.openai import embeddings, files, images, models, rerank, speech, transcriptions, videos
 from omnibus_gateway.openai.chat_request import ChatRequest
-from omnibus_gateway.openai.chat_response import ChatCompletion
-from omnibus_gateway.openai.chat_stream import ChatCompletionChunk
+from omnibus_gateway.openai.chat_response import ChatCompletion, ChatCompletionChunk
 from omnibus_gateway.openai.errors import ErrorBody
-from omnibus_gateway.openai.openapi_batches import BATCH_SHAPES, batch_paths
-from omnibus_gateway.openai.openapi_operations import (
+from omnibus_gateway.openai.openapi_routes import (
+    BATCH_SHAPES,
     FAILURES,
+    PART_FORM,
+    REALTIME_SHAPES,
     REF,
+    RESPONSE_SHAPES,
+    UPLOAD_SHAPES,
+    batch_paths,
     event_content,
     failure_response,
     form_content,
@@ -22,11 +26,12 @@ from omnibus_gateway.openai.openapi_operations import (
     operation,
     post_operation,
     query_parameters,
+    realtime_paths,
+    response_paths,
     schema_ref,
+    upload_paths,
+    with_optional_types,
 )
-from omnibus_gateway.openai.openapi_realtime import REALTIME_SHAPES, realtime_paths
-from omnibus_gateway.openai.openapi_responses import RESPONSE_SHAPES, response_paths, with_optional_types
-from omnibus_gateway.openai.openapi_uploads import PART_FORM, UPLOAD_SHAPES, upload_paths
 
 PATH = "/v1/chat/completions"
 #: The route that resumes a streamed answer.

@@ -1,15 +1,25 @@
-"""Parsing of HTTP bodies to a checked ``ChatRequest``."""
+"""Parsing of HTTP bodies to a checked ``ChatRequest``.
+
+Accepted values of a field, read from its type for error messages.
+
+Rejection of JSON with too many values, before decoding it.
+
+The event loop that all tenants share decodes bodies. Long strings, such as media, decode fast, but sixty megabytes of
+brackets would block it for many seconds. So the gateway first counts the characters between values: brackets and
+commas, which base64 does not contain. Only if there are many does it check which of them are inside strings.
+"""
 
 import asyncio
 import re
-from collections.abc import AsyncIterable, Callable, Sequence
+from collections.abc import AsyncIterable, Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
+from msgspec import inspect
 
 from omnibus.errors import BadRequest, TooLarge
-from omnibus_gateway.openai.accepted_values import accepted_values
 from omnibus_gateway.openai.chat_request import (
     AppChatRequest,
     AssistantMessage,
@@ -17,11 +27,155 @@ from omnibus_gateway.openai.chat_request import (
     FunctionMessage,
     Message,
 )
-from omnibus_gateway.openai.density import check_values
 from omnibus_gateway.openai.tools import check_response_format, check_tools
 from omnibus_gateway.openai.vllm_params import GUIDED, check_vllm_params
 from omnibus_gateway.tenancy import body_budget
 from omnibus_gateway.tenancy.body_budget import Upload
+
+_STEP = re.compile(r"\[(?P<item>[^\]]*)\]|\.?(?P<field>[^.\[]+)")
+#: Limit of the values that an error lists.
+_MAX_LISTED = 40
+
+
+def accepted_values(body: Any, path: str, sent_body: Any = None) -> tuple[str, ...]:
+    """Return the strings that ``path`` (as ``messages[0].role``) accepts in ``body``.
+
+    ``body`` is the type of the request's body. ``sent_body`` is the value from the client, as JSON or decoded. It
+    selects
+    the struct of a union: a tool message has other parts than a user message. Returns () if the field is not a choice
+    among strings.
+    """
+    types, value = [inspect.type_info(body)], _decode(sent_body)
+    for step in _STEP.finditer(path):
+        parents = [each for kind in types for each in _matching_types(kind, value)]
+        types = [inner for each in parents for inner in _inner_types(each, step["field"])]
+        if not types:
+            return tuple(dict.fromkeys(_tags(parents, step["field"] or "")))[:_MAX_LISTED]
+        value = _step_into(value, step)
+    options = (value for each in types for value in _literals(each))
+    return tuple(dict.fromkeys(options))[:_MAX_LISTED]
+
+
+def _decode(sent_body: Any) -> Any:
+    if not isinstance(sent_body, bytes | bytearray | memoryview):
+        return sent_body
+    try:
+        return msgspec.json.decode(sent_body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _matching_types(kind: inspect.Type, value: Any) -> Iterator[inspect.Type]:
+    """Yield the alternative of ``kind`` with ``value``'s tag, else all of them."""
+    kinds = list(_alternatives(kind))
+    tagged_types = [
+        each
+        for each in kinds
+        if isinstance(each, inspect.StructType)
+        and isinstance(value, dict)
+        and each.tag is not None
+        and value.get(each.tag_field) == each.tag
+    ]
+    yield from tagged_types or kinds
+
+
+def _step_into(value: Any, step: re.Match[str]) -> Any:
+    if step["field"] is not None:
+        return value.get(step["field"]) if isinstance(value, dict) else None
+    item = step["item"]
+    is_item = isinstance(value, list) and item.isdigit() and int(item) < len(value)
+    return value[int(item)] if is_item else None
+
+
+def _inner_types(kind: inspect.Type, field: str | None) -> Iterator[inspect.Type]:
+    """Yield the types inside ``kind``: its field of that name, or the items of a list if ``field`` is None."""
+    for each in _alternatives(kind):
+        if field is None and isinstance(each, inspect.ListType):
+            yield each.item_type
+        elif isinstance(each, inspect.StructType):
+            yield from (field_info.type for field_info in each.fields if field_info.encode_name == field)
+
+
+def _tags(types: list[inspect.Type], field: str) -> Iterator[str]:
+    """Yield the values of ``field`` if it is the tag of structs."""
+    for kind in types:
+        for each in _alternatives(kind):
+            if isinstance(each, inspect.StructType) and each.tag_field == field:
+                yield str(each.tag)
+
+
+def _literals(kind: inspect.Type) -> Iterator[str]:
+    for each in _alternatives(kind):
+        if isinstance(each, inspect.LiteralType):
+            yield from (value for value in each.values if isinstance(value, str))
+
+
+def _alternatives(kind: inspect.Type) -> Iterator[inspect.Type]:
+    if isinstance(kind, inspect.UnionType):
+        for each in kind.types:
+            yield from _alternatives(each)
+    elif isinstance(kind, inspect.Metadata):
+        yield from _alternatives(kind.type)
+    else:
+        yield kind
+
+
+#: Limit of the values in the JSON of one request.
+MAX_VALUES = 200_000
+#: Limit of the bytes outside strings, on average per value.
+_VALUE_BYTES = 16
+#: Limit of the quotes that the search for strings examines.
+_MAX_QUOTES = 50_000
+_PIECE_BYTES = 1 << 20
+_MARKS = b"[{,"
+_BACKSLASH = 0x5C
+
+
+def check_values(body: bytes | bytearray | memoryview) -> None:
+    """Raises ``TooLarge`` for more than ``MAX_VALUES`` values."""
+    if len(body) > MAX_VALUES and _has_marks(body) and _has_values(bytes(body)):
+        raise TooLarge(f"The request body has more than {MAX_VALUES} values, which is the limit.")
+
+
+def _has_marks(body: bytes | bytearray | memoryview) -> bool:
+    """Return whether there are more marks than allowed values, even inside strings."""
+    count, letters = 0, np.frombuffer(body, np.uint8)
+    for at in range(0, len(letters), _PIECE_BYTES):
+        piece = letters[at : at + _PIECE_BYTES]
+        count += sum(int(np.count_nonzero(piece == mark)) for mark in _MARKS)
+        if count > MAX_VALUES:
+            return True
+    return False
+
+
+def _has_values(body: bytes) -> bool:
+    """Return whether there are too many marks outside strings.
+
+    Also True if there are more quotes than the search examines.
+    """
+    inside, count, outside, at = False, 0, 0, 0
+    for _ in range(_MAX_QUOTES):
+        quote = body.find(b'"', at)
+        end = quote if quote >= 0 else len(body)
+        if not inside:
+            outside += end - at
+            if outside > MAX_VALUES * _VALUE_BYTES:
+                return True
+            count += sum(body.count(mark, at, end) for mark in _MARKS)
+        if count > MAX_VALUES or quote < 0:
+            return count > MAX_VALUES
+        inside = not inside or _is_escaped(body, at, quote)
+        at = quote + 1
+    return True
+
+
+def _is_escaped(body: bytes, start: int, quote: int) -> bool:
+    """Return whether the quote is part of the open string. ``start`` follows the previous quote."""
+    if quote == start or body[quote - 1] != _BACKSLASH:
+        return False
+    piece = body[start:quote]
+    return (len(piece) - len(piece.rstrip(b"\\"))) % 2 == 1
+
 
 _DECODER = msgspec.json.Decoder(ChatRequest)
 _APP_DECODER: msgspec.json.Decoder[ChatRequest] = msgspec.json.Decoder(AppChatRequest)

@@ -25,13 +25,12 @@ from omnibus_gateway.openai.chat_response import (
     ChatCompletionAudio,
     ChatCompletionChoice,
     ChatCompletionImage,
+    ChatStream,
     FinishReason,
     StructuredParts,
     Usage,
 )
-from omnibus_gateway.openai.chat_stream import ChatStream
-from omnibus_gateway.openai.density import check_values
-from omnibus_gateway.openai.parse import check_chat, convert_json, invalid_request
+from omnibus_gateway.openai.parse import check_chat, check_values, convert_json, invalid_request
 
 HEADER, NAME = "x-omnibus-dialect", "vllm-omni"
 

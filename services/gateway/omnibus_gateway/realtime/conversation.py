@@ -7,7 +7,7 @@ from typing import Any
 import pybase64
 
 from omnibus.errors import BadRequest, Conflict
-from omnibus_gateway.media import data_url
+from omnibus_gateway.media import urls
 from omnibus_gateway.openai.realtime.items import (
     RealtimeFunctionCall,
     RealtimeFunctionOutput,
@@ -19,7 +19,7 @@ from omnibus_gateway.openai.realtime.items import (
 )
 from omnibus_gateway.openai.realtime.session import AudioFormat
 from omnibus_gateway.realtime.audio_format import to_bytes, to_milliseconds
-from omnibus_gateway.realtime.errors import unknown_item_error
+from omnibus_gateway.realtime.event_sender import unknown_item_error
 
 #: Id that stands for the position before the first item.
 ROOT = "root"
@@ -269,7 +269,7 @@ def _build_part(message: RealtimeMessage, index: int, format: AudioFormat) -> It
 
 def decode_base64(text: str, param: str) -> bytes:
     """Decode base64. Raises ``BadRequest`` for invalid text."""
-    return data_url.decode_base64(text, len(text), param)
+    return urls.decode_base64(text, len(text), param)
 
 
 def encode_base64(data: bytes | bytearray) -> str:

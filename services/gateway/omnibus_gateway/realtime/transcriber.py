@@ -18,13 +18,13 @@ from omnibus_gateway.openai.realtime.session import InputTranscription
 from omnibus_gateway.openai.transcriptions import SYSTEM, convert_usage, instruct_transcription
 from omnibus_gateway.realtime.audio_format import to_wav
 from omnibus_gateway.realtime.conversation import ConversationItem, encode_base64
-from omnibus_gateway.realtime.errors import describe_error
-from omnibus_gateway.realtime.known_output import KnownOutput
+from omnibus_gateway.realtime.event_sender import describe_error
 from omnibus_gateway.realtime.response_events import Event
+from omnibus_gateway.realtime.turn import KnownOutput
 from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.lifecycle import run_to_end
+from omnibus_gateway.request.request import run_to_end
 from omnibus_gateway.tasks.chat import Chat
-from omnibus_gateway.tasks.output_streams import open_output_streams
+from omnibus_gateway.tasks.chat_response import open_output_streams
 
 log = logging.getLogger(__name__)
 

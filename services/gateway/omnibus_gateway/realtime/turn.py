@@ -2,12 +2,20 @@
 
 When it is cancelled, its request ends immediately: one ``end`` stops every stage before its next step. The client gets
 the closing events of the output so far.
+
+Conversion of conversation items to the chat request that a model answers.
+
+Output that the client already has: a gateway that regenerates the response skips it.
+
+The number of tokens per event depends on the load of the executor. Text, calls and audio are therefore compared by
+their concatenation.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple, Protocol
 
@@ -15,28 +23,183 @@ import msgspec
 import numpy as np
 
 from omnibus.encoding.audio import StreamingAudioEncoder
-from omnibus.errors import ContextTooLong, Fatal, OmnibusError, TooLarge
+from omnibus.errors import BadRequest, CannotContinue, ContextTooLong, Fatal, OmnibusError, TooLarge
 from omnibus.metrics import GATEWAY
 from omnibus.structured.calls import CallPart, CallReader
 from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import merge_streams
-from omnibus_gateway.openai.chat_request import ChatRequest
+from omnibus_gateway.openai import chat_request as chat
+from omnibus_gateway.openai.chat_request import ChatRequest, ImageUrl, Message
 from omnibus_gateway.openai.chat_response import call_id
-from omnibus_gateway.openai.realtime.session import SessionConfig
-from omnibus_gateway.realtime.audio_format import encoder_format
-from omnibus_gateway.realtime.conversation import ConversationItem
-from omnibus_gateway.realtime.errors import describe_error
-from omnibus_gateway.realtime.known_output import KnownOutput
+from omnibus_gateway.openai.realtime.session import RealtimeTool, SessionConfig
+from omnibus_gateway.openai.responses.tools import FlatNamedChoice
+from omnibus_gateway.openai.tools import (
+    FunctionCall,
+    FunctionDefinition,
+    FunctionName,
+    FunctionTool,
+    NamedToolChoice,
+    ToolCall,
+    ToolChoice,
+    check_tools,
+)
+from omnibus_gateway.realtime.audio_format import encoder_format, to_wav
+from omnibus_gateway.realtime.conversation import ConversationItem, ItemPart, encode_base64
+from omnibus_gateway.realtime.event_sender import describe_error
 from omnibus_gateway.realtime.response_events import Event, ResponseEvents, incomplete_details
 from omnibus_gateway.realtime.restored import RestoredTurn
-from omnibus_gateway.realtime.to_chat import drop_oldest, to_chat
-from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.lifecycle import run_to_end
-from omnibus_gateway.request.request import ClientRequest
-from omnibus_gateway.request.token_ids import TokenIds
+from omnibus_gateway.request.accumulator import AnswerAccumulator, TokenIds
+from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.tasks.chat import Chat
-from omnibus_gateway.tasks.chat_response import join_samples
-from omnibus_gateway.tasks.output_streams import open_output_streams
+from omnibus_gateway.tasks.chat_response import join_samples, open_output_streams
+
+
+def to_chat(config: SessionConfig, items: Sequence[ConversationItem]) -> ChatRequest:
+    """Convert ``items`` to a chat request. Raises ``BadRequest`` for items that a chat cannot contain."""
+    messages: list[Message] = [chat.SystemMessage(config.instructions)] if config.instructions else []
+    for item in items:
+        _append_item(messages, item)
+    if not messages:
+        raise BadRequest("There is nothing to respond to: add an item, or send instructions.", param="response")
+    tools = [_to_tool(each) for each in config.tools] or None
+    choice = _to_choice(config) if tools else None
+    check_tools(tools, choice)
+    speaks = config.modality == "audio"
+    return ChatRequest(
+        model=config.model,
+        messages=messages,
+        modalities=["audio"] if speaks else None,
+        audio=chat.AudioOutput(config.voice, "pcm16") if speaks else None,
+        max_completion_tokens=None if config.max_output_tokens == "inf" else config.max_output_tokens,
+        temperature=config.temperature,
+        seed=config.seed,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=config.parallel_tool_calls if tools else None,
+        reasoning_effort=config.effort,
+    )
+
+
+def drop_oldest(items: Sequence[ConversationItem]) -> list[ConversationItem]:
+    """Drop about the oldest quarter of ``items``.
+
+    The first item that remains is a user or system message.
+    Empty if nothing can be dropped: the last user message must remain.
+    """
+    first = max(1, len(items) // 4)
+    while first < len(items) and items[first].role not in ("user", "system"):
+        first += 1
+    return list(items[first:])
+
+
+def _append_item(messages: list[Message], item: ConversationItem) -> None:
+    if item.type == "function_call":
+        call = ToolCall(item.call_id, FunctionCall(item.name, item.text))
+        last = messages[-1] if messages else None
+        if isinstance(last, chat.AssistantMessage):
+            messages[-1] = chat.AssistantMessage(last.content, tool_calls=[*(last.tool_calls or ()), call])
+        else:
+            messages.append(chat.AssistantMessage(tool_calls=[call]))
+    elif item.type == "function_call_output":
+        messages.append(chat.ToolMessage(item.text, item.call_id))
+    elif item.role == "system":
+        messages.append(chat.SystemMessage([chat.TextPart(part.text) for part in item.parts]))
+    elif item.role == "assistant":
+        if text := "".join(part.text for part in item.parts):
+            messages.append(chat.AssistantMessage(text))
+    else:
+        messages.append(chat.UserMessage([_user_part(part) for part in item.parts]))
+
+
+def _user_part(part: ItemPart) -> chat.UserPart:
+    if part.type == "input_image":
+        return chat.ImagePart(ImageUrl(part.image_url, part.detail))
+    if part.format is not None:
+        data = encode_base64(to_wav(part.model_audio, part.format))
+        return chat.InputAudioPart(chat.InputAudio(data, "wav"))
+    return chat.TextPart(part.text)
+
+
+def _to_tool(tool: RealtimeTool) -> FunctionTool:
+    return FunctionTool(FunctionDefinition(tool.name, tool.description, tool.parameters))
+
+
+def _to_choice(config: SessionConfig) -> ToolChoice:
+    if isinstance(config.tool_choice, FlatNamedChoice):
+        return NamedToolChoice(FunctionName(config.tool_choice.name))
+    return config.tool_choice
+
+
+class KnownOutput:
+    """Output of ``items`` that the new response has not repeated yet."""
+
+    def __init__(self, items: Iterable[ConversationItem] = ()) -> None:
+        self._said: deque[tuple[str, str]] = deque()  # kind, and the rest of its text
+        self._audio_bytes = 0
+        for item in items:
+            if item.type == "function_call":
+                self._said += [("call", item.name), ("arguments", item.text)]
+            else:
+                self._said += [("text", part.text) for part in item.parts]
+                self._audio_bytes += sum(len(part.audio) for part in item.parts)
+
+    @classmethod
+    def of_text(cls, text: str) -> "KnownOutput":
+        """Create known output with ``text`` alone."""
+        output = cls()
+        output._said.append(("text", text))
+        return output
+
+    def skip_text(self, delta: str) -> str:
+        """Return the new part of a text delta."""
+        return self._skip("text", delta)
+
+    def skip_arguments(self, delta: str) -> str:
+        """Return the new part of an arguments delta."""
+        return self._skip("arguments", delta)
+
+    def skip_call(self, name: str) -> bool:
+        """Return True if the call that begins is known."""
+        self._drop_passed()
+        if not self._said:
+            return False
+        if self._said.popleft() != ("call", name):
+            raise _diverged_error()
+        return True
+
+    def skip_audio(self, data: bytes) -> bytes:
+        """Return the new part of an audio delta."""
+        known_bytes = min(self._audio_bytes, len(data))
+        self._audio_bytes -= known_bytes
+        return data[known_bytes:]
+
+    def check_passed(self) -> None:
+        """Raise ``CannotContinue`` if the response has ended before all known output."""
+        self._drop_passed()
+        if self._said or self._audio_bytes:
+            raise _diverged_error()
+
+    def _skip(self, kind: str, delta: str) -> str:
+        while delta:
+            self._drop_passed()
+            if not self._said:
+                return delta
+            known_kind, text = self._said[0]
+            length = min(len(text), len(delta))
+            if known_kind != kind or text[:length] != delta[:length]:
+                raise _diverged_error()
+            self._said[0] = known_kind, text[length:]
+            delta = delta[length:]
+        return ""
+
+    def _drop_passed(self) -> None:
+        while self._said and not self._said[0][1] and self._said[0][0] != "call":
+            self._said.popleft()
+
+
+def _diverged_error() -> CannotContinue:
+    return CannotContinue("the regenerated response differs from the first one: create another response")
+
 
 log = logging.getLogger(__name__)
 

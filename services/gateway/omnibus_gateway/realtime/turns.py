@@ -1,5 +1,22 @@
-"""Responses of one session in progress; at most one of them writes to the conversation."""
+"""Responses of one session in progress; at most one of them writes to the conversation.
 
+Early answers: they start in a pause that is too short to end the turn.
+
+The model receives the same audio whether or not its answer started early, so the answer is the same too. Before the
+turn ends, the output of an early answer is not read, sent, logged or counted against the request limit of the key. If
+the user continues to speak, the request of the early answer is cancelled.
+
+Processing of a turn's audio while the user speaks.
+
+Only the last windows remain when the turn ends.
+Encoders that attend within windows cache the windows that they have encoded (``omnibus_encoder.embedding_cache``).
+Language models that cache prompts of conversations cache their rows (``omnibus_llm.engine.kept_prompts``).
+Each time another window is complete, the gateway sends the conversation with the audio so far to both, which compute
+only the new part. If no language model caches it, the audio goes to the encoder alone. The gateway does not read the
+results, and the answer does not depend on them: it computes the parts that are not cached.
+"""
+
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from secrets import token_hex
@@ -8,24 +25,169 @@ from typing import NamedTuple
 import msgspec
 
 from omnibus.errors import OmnibusError, Overloaded, TooSlow
+from omnibus.metrics import GATEWAY
 from omnibus.recording.sessions import BegunTurn
 from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.realtime.session import SessionConfig, encode_event
+from omnibus_gateway.realtime.audio_format import to_wav
 from omnibus_gateway.realtime.config import ModelAbilities
-from omnibus_gateway.realtime.conversation import Conversation, ConversationItem
-from omnibus_gateway.realtime.early_answers import EarlyAnswers
-from omnibus_gateway.realtime.errors import ACTIVE_RESPONSE, NO_ACTIVE_RESPONSE, EventRefused, describe_error
-from omnibus_gateway.realtime.event_sender import EventSender
+from omnibus_gateway.realtime.conversation import Conversation, ConversationItem, ItemPart
+from omnibus_gateway.realtime.event_sender import (
+    ACTIVE_RESPONSE,
+    NO_ACTIVE_RESPONSE,
+    EventRefused,
+    EventSender,
+    describe_error,
+)
 from omnibus_gateway.realtime.input_turns import InputTurns
-from omnibus_gateway.realtime.logged_items import to_logged
 from omnibus_gateway.realtime.response_events import Event, ResponseEvents
-from omnibus_gateway.realtime.restored import RestoredTurn
+from omnibus_gateway.realtime.restored import RestoredTurn, to_logged
 from omnibus_gateway.realtime.speech_detectors import EnergyDetector, FindDetector
-from omnibus_gateway.realtime.speech_encoding import SpeechEncoding
-from omnibus_gateway.realtime.turn import CLIENT_CANCELLED, Turn, TurnSpec
+from omnibus_gateway.realtime.turn import CLIENT_CANCELLED, TURN_DETECTED, Turn, TurnSpec
+from omnibus_gateway.tasks.ahead import AheadEncoder, AheadPrefill
 from omnibus_gateway.tasks.chat import Chat
+
+#: Early answers in one turn; after more pauses, the answer starts when the turn has ended.
+MAX_PAUSES = 8
+#: Longest turn, in seconds, for early answers: all of its audio is encoded again at each pause.
+MAX_SECONDS = 60
+
+#: Creates a turn that answers items, not started yet, and the builder of its events.
+_CreateTurn = Callable[[SessionConfig, list[ConversationItem]], tuple[Turn, ResponseEvents]]
+
+
+class EarlyTurn(NamedTuple):
+    """Response that started before the last of its ``items`` was complete."""
+
+    turn: Turn
+    events: ResponseEvents
+    config: SessionConfig
+    items: list[ConversationItem]
+
+    def answers(self, config: SessionConfig, items: list[ConversationItem]) -> bool:
+        """Return True if it is the answer to ``items``."""
+        *before, last = self.items
+        return (
+            self.config == config
+            and len(items) == len(self.items)
+            and all(own_item is new_item for own_item, new_item in zip(before, items, strict=False))
+            and last.id == items[-1].id
+            and [each.model_audio for each in last.parts] == [each.model_audio for each in items[-1].parts]
+        )
+
+
+class EarlyAnswers:
+    """Early answer of one session, at most one at a time."""
+
+    def __init__(self, create_turn: _CreateTurn) -> None:
+        self._create_turn = create_turn
+        self._current: EarlyTurn | None = None
+        self._item_id, self._at_ms, self._count = "", 0, 0  # of the pause in which the last one started
+
+    def is_due(self, item_id: str, begin_ms: int, at_ms: int) -> bool:
+        """Return True once per pause: the item that began at ``begin_ms`` may end at ``at_ms``."""
+        if (item_id, at_ms) == (self._item_id, self._at_ms) or at_ms - begin_ms > MAX_SECONDS * 1000:
+            return False
+        self._count = self._count + 1 if item_id == self._item_id else 1
+        self._item_id, self._at_ms = item_id, at_ms
+        return self._count <= MAX_PAUSES
+
+    def begin(self, config: SessionConfig, items: list[ConversationItem]) -> None:
+        """Start an answer to ``items``; its output is not sent until ``take``."""
+        try:
+            turn, events = self._create_turn(config, items)
+        except OmnibusError:  # the client gets the error when the turn has ended
+            return
+        self._current = EarlyTurn(turn, events, config, items)
+        turn.start()
+
+    def take(
+        self, config: SessionConfig, items: list[ConversationItem], end: Callable[[Turn, list[Event]], None]
+    ) -> EarlyTurn | None:
+        """Return the early answer to ``items`` if it is still running; it calls ``end`` when it ends."""
+        early = self._current
+        if early is None or not early.answers(config, items) or not early.turn.confirm(end):
+            return None
+        self._current = None
+        GATEWAY.realtime_early.labels(config.model, "used").inc()
+        return early
+
+    async def drop(self) -> None:
+        """Cancel the early answer: the user continues to speak, or the items have changed."""
+        early, self._current = self._current, None
+        if early is not None:
+            await early.turn.cancel(TURN_DETECTED)
+
+
+#: Milliseconds after a window that are sent with it. The encoder caches all windows except the last one, which may be
+#: incomplete, and the features of the last milliseconds of audio still change with the audio after them.
+_MARGIN_MS = 100
+
+#: Builds the chat request for items of the conversation.
+BuildRequest = Callable[[SessionConfig, list[ConversationItem]], ChatRequest]
+
+
+class SpeechEncoding:
+    """Processes the speech of one session, one request at a time."""
+
+    def __init__(self, chat: Chat, conversation: Conversation, build_request: BuildRequest) -> None:
+        self._encoder, self._prefill = AheadEncoder(chat), AheadPrefill(chat)
+        self._conversation = conversation
+        self._build_request = build_request
+        self._task: asyncio.Task[None] | None = None
+        self._begin_ms, self._windows = -1, 0  # of the last request
+
+    def follow(self, config: SessionConfig, input: InputTurns) -> None:
+        """Send the buffered audio of ``input`` if another window is complete."""
+        window_ms = 1000 * self._encoder.window_seconds(config.model)
+        if not window_ms or (self._task is not None and not self._task.done()):
+            return
+        if input.begin_ms != self._begin_ms:
+            self._begin_ms, self._windows = input.begin_ms, 0
+        windows = int((input.held_ms - _MARGIN_MS) // window_ms)
+        if windows <= self._windows or input.held_ms > MAX_SECONDS * 1000:
+            return
+        self._windows = windows
+        audio = input.read_until(input.begin_ms + int(windows * window_ms) + _MARGIN_MS)
+        part = ItemPart("input_audio", audio=audio, format=config.input_format)
+        item = ConversationItem(input.speech_id, "message", "user", parts=[part])
+        reading = self._read_speech(config, item, audio, window_ms / 1000)
+        self._task = asyncio.get_running_loop().create_task(reading)
+
+    async def drop(self) -> None:
+        """Cancel the request in progress: the turn is complete, or was not one."""
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait({task})
+
+    async def _read_speech(
+        self, config: SessionConfig, item: ConversationItem, audio: bytes, new_seconds: float
+    ) -> None:
+        try:
+            if await self._prefill_prompt(config, item):
+                outcome = "prefilled"
+            else:
+                wav = to_wav(audio, config.input_format)
+                await self._encoder.encode(config.model, wav, new_seconds, self._conversation.id)
+                outcome = "encoded"
+        except OmnibusError:  # the answer computes it, or fails in the same way
+            return
+        GATEWAY.realtime_early.labels(config.model, outcome).inc()
+
+    async def _prefill_prompt(self, config: SessionConfig, item: ConversationItem) -> bool:
+        """Request the prompt up to ``item``; returns True if it was computed."""
+        items = [*self._conversation, item]
+        if any(part.image_url and not part.image_url.startswith("data:") for each in items for part in each.parts):
+            return False  # it would be fetched for each window
+        try:
+            await self._prefill.prefill(self._build_request(config, items))
+        except OmnibusError:
+            return False
+        return True
+
 
 #: Maximum number of parallel responses of one session: one in the conversation, the others out of band.
 MAX_TURNS = 8

@@ -12,10 +12,9 @@ import numpy as np
 from omnibus.errors import OmnibusError
 from omnibus.graph import Invocation
 from omnibus.recording.records import EndRecord, KeptOutput, RecordedAnswer
-from omnibus_gateway.dispatch.capture import OutputCapture, unpack_chunks
-from omnibus_gateway.dispatch.digest import Fingerprint
 from omnibus_gateway.dispatch.inflight import TEXT, InflightInvocation
-from omnibus_gateway.dispatch.streams import ResultStream
+from omnibus_gateway.dispatch.retention import OutputCapture, unpack_chunks
+from omnibus_gateway.dispatch.streams import Fingerprint, ResultStream
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.replay.positions import find_position
 from omnibus_gateway.replay.verdict import (
@@ -25,8 +24,7 @@ from omnibus_gateway.replay.verdict import (
     compare_text,
     describe_content,
 )
-from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.choices_accumulator import ChoicesAccumulator
+from omnibus_gateway.request.accumulator import AnswerAccumulator, ChoicesAccumulator
 from omnibus_gateway.tasks.chat import APP
 
 #: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.

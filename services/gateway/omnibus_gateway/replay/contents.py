@@ -13,7 +13,7 @@ from omnibus.errors import NotFound
 from omnibus.recording import records
 from omnibus.recording.records import Record
 from omnibus.recording.steps import StepValue, build_steps
-from omnibus_gateway.dispatch.capture import RecordedChunk, unpack_chunks
+from omnibus_gateway.dispatch.retention import RecordedChunk, unpack_chunks
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.request.record import Records
 

@@ -12,10 +12,10 @@ from omnibus.bus import Bus, Stored
 from omnibus.bus.subjects import INVOCATIONS
 from omnibus.errors import OmnibusError
 from omnibus.graph import Invocation
-from omnibus.recording import records, waterfall_builder
+from omnibus.recording import records
 from omnibus.recording.records import EndRecord
 from omnibus.recording.steps import Step, build_steps
-from omnibus.recording.waterfall import Summary, SummaryPage, Waterfall
+from omnibus.recording.waterfall import Summary, SummaryPage, Waterfall, build_summary, build_waterfall
 
 #: Records that are read at once, and most records that one query reads.
 READ_BATCH_COUNT, MAX_READ_RECORDS = 256, 4096
@@ -50,7 +50,7 @@ class History:
 
     async def get_waterfall(self, id: str) -> Waterfall:
         """Return the waterfall of an invocation. Raises ``NotFound``."""
-        return waterfall_builder.build_waterfall(*await records.find_record(self._bus, id))
+        return build_waterfall(*await records.find_record(self._bus, id))
 
     async def get_steps(self, id: str) -> tuple[Step, ...]:
         """Return the steps of an invocation. Raises ``NotFound``."""
@@ -98,7 +98,7 @@ class History:
             return None
         if over is None and query.before:  # its end may be after the start of this page
             over = (await records.find_record(self._bus, invocation.id)).ended
-        return waterfall_builder.build_summary(invocation, over) if _matches_query(invocation, over, query) else None
+        return build_summary(invocation, over) if _matches_query(invocation, over, query) else None
 
 
 def _is_older(message: Stored, since: float) -> bool:
@@ -117,7 +117,7 @@ def _matches_scope(invocation: Invocation, query: Query) -> bool:
 
 
 def _matches_query(invocation: Invocation, end_record: EndRecord | None, query: Query) -> bool:
-    brief = waterfall_builder.build_summary(invocation, end_record)
+    brief = build_summary(invocation, end_record)
     if query.status not in ("", brief.status):
         return False
     took = brief.seconds if brief.seconds is not None else time.time() - brief.created

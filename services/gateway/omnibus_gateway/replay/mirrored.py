@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from omnibus.bus.messages import Hop
 from omnibus.errors import DeadlineExceeded, OmnibusError
-from omnibus.tensors.item import Item
-from omnibus_gateway.dispatch.capture import RecordedChunk
-from omnibus_gateway.dispatch.digest import Fingerprint
+from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.dispatcher import Dispatcher
 from omnibus_gateway.dispatch.inflight import InflightInvocation
-from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.dispatch.retention import RecordedChunk
+from omnibus_gateway.dispatch.streams import Fingerprint, merge_streams
 
 
 class MirroredRun(NamedTuple):

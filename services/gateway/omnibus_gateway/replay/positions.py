@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from omnibus_gateway.dispatch.capture import RecordedChunk
+from omnibus_gateway.dispatch.retention import RecordedChunk
 
 
 def find_text_position(one: str, other: str) -> int | None:

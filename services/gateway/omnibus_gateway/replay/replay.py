@@ -22,15 +22,13 @@ from omnibus.bus import Delivery
 from omnibus.encoding.audio import to_pcm16
 from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError, StageUnavailable
 from omnibus.graph import DIGEST, HANDLE, GraphNode, Invocation
-from omnibus.recording.forks import PLAYER_PREFIX
 from omnibus.recording.records import RecordedAnswer, RequestLinks, split_records
+from omnibus.recording.steps import PLAYER_PREFIX
 from omnibus.tensors.client import TensorClient
-from omnibus_gateway.dispatch.capture import unpack_chunks
-from omnibus_gateway.dispatch.digest import Fingerprint
 from omnibus_gateway.dispatch.dispatcher import Dispatcher
-from omnibus_gateway.dispatch.inflight import TEXT, InflightInvocation
-from omnibus_gateway.dispatch.playback import OutputPlayer
-from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.dispatch.inflight import TEXT, InflightInvocation, OutputPlayer
+from omnibus_gateway.dispatch.retention import unpack_chunks
+from omnibus_gateway.dispatch.streams import Fingerprint, merge_streams
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.replay import options
 from omnibus_gateway.replay.comparison import ReplayComparison, is_speech
@@ -38,10 +36,8 @@ from omnibus_gateway.replay.mirrored import MirroredRun, finish_mirrored
 from omnibus_gateway.replay.options import ReplayOptions
 from omnibus_gateway.replay.segments import ReplaySegment, find_segments
 from omnibus_gateway.replay.verdict import SegmentVerdict, compare_failures, summarize
-from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.arena_inputs import restore_input
-from omnibus_gateway.request.choices_accumulator import ChoicesAccumulator
-from omnibus_gateway.request.prompt_salt import salt_prompt
+from omnibus_gateway.request.accumulator import AnswerAccumulator, ChoicesAccumulator
+from omnibus_gateway.request.inputs import restore_input, salt_prompt
 from omnibus_gateway.request.record import MAX_RECORDED_CHARS, Records, cut_answer
 from omnibus_gateway.routing.router import ExecutorRoute, InvocationTicket, Router
 from omnibus_gateway.tasks.chat import APP

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from omnibus.errors import OmnibusError, ProblemDetails
 from omnibus.structured.calls import split_calls
-from omnibus_gateway.dispatch.digest import Fingerprint
+from omnibus_gateway.dispatch.streams import Fingerprint
 from omnibus_gateway.replay.positions import find_text_position
 
 #: Keys of chunks with text, and names of lists of numbers for people.

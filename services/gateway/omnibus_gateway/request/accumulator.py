@@ -1,7 +1,16 @@
-"""Accumulated parts of one answer, and the recorded summary of them."""
+"""Accumulated parts of one answer, and the recorded summary of them.
+
+Smoothness of a streamed answer: the time between tokens, and gaps in its audio playback.
+
+Accumulated parts of several answers to one request, and their recorded summary.
+
+Ids of an answer's tokens, for a gateway that generates it again.
+"""
 
 import hashlib
 import time
+from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 import msgspec
@@ -13,8 +22,71 @@ from omnibus.pricing import RequestUsage
 from omnibus.recording.records import RecordedAnswer
 from omnibus.structured.calls import split_calls
 from omnibus.task.library import TranscriptChunk
+from omnibus_gateway.dispatch.streams import MAX_RESUMED_VALUES
 from omnibus_gateway.openai import chat_response
-from omnibus_gateway.request.latency import StreamLatency
+
+
+class StreamLatency:
+    """Times of the pieces of one answer. A client plays its audio from the first piece on.
+
+    ``created_at`` is when the request arrived, Unix seconds.
+    """
+
+    __slots__ = (
+        "_born", "_first_audio", "_heard", "_last", "_longest", "_pauses", "_pieces", "_plays_until", "_said",
+        "_seconds", "_silence",
+    )  # fmt: skip
+
+    def __init__(self, created_at: float) -> None:
+        self._born = time.monotonic() - (time.time() - created_at)
+        self._said = self._last = 0.0  # when the first and the last text were sent
+        self._longest = 0.0
+        self._pieces = 0
+        self._first_audio = self._heard = 0.0  # when the first and the last audio were sent
+        self._seconds = 0.0
+        self._plays_until = inf
+        self._pauses, self._silence = 0, 0.0
+
+    def record_text(self) -> None:
+        """Record text that is sent now."""
+        now = time.monotonic()
+        if self._pieces:
+            self._longest = max(self._longest, now - self._last)
+        else:
+            self._said = now
+        self._last = now
+        self._pieces += 1
+
+    def record_audio(self, seconds: float) -> None:
+        """Record ``seconds`` of audio that are sent now."""
+        now = self._heard = time.monotonic()
+        self._first_audio = self._first_audio or now
+        late = now - self._plays_until
+        if late > 0:
+            self._pauses += 1
+            self._silence += late
+        self._plays_until = (now if late > 0 or not self._seconds else self._plays_until) + seconds
+        self._seconds += seconds
+
+    def publish_metrics(self, model: str, tokens: int) -> dict[str, float]:
+        """Publish the metrics of a sent answer with ``tokens`` of text.
+
+        Returns the client's seconds by figure (``omnibus.cluster.latency_histogram.FIGURES``). Text in one piece has
+        no time to the first token."""
+        figures = {}
+        if self._pieces > 1:
+            figures["first_token"] = self._said - self._born
+            figures["token"] = (self._last - self._said) / max(1, max(tokens, self._pieces) - 1)
+            GATEWAY.tbt.labels(model).observe(figures["token"])
+            GATEWAY.pause.labels(model).observe(self._longest)
+        if self._seconds:
+            figures["first_audio"] = self._first_audio - self._born
+            figures["real_time"] = (self._heard - self._first_audio) / self._seconds
+            GATEWAY.factor.labels(model).observe((self._heard - self._born) / self._seconds)
+            GATEWAY.underruns.labels(model).inc(self._pauses)
+            GATEWAY.silence.labels(model).inc(self._silence)
+            GATEWAY.sound.labels(model).inc(self._seconds)
+        return figures
 
 
 class AnswerAccumulator:
@@ -141,3 +213,76 @@ class AnswerAccumulator:
             usage=self._usage,
             characters=len(text),
         )
+
+
+#: Separates the answers in the recorded text.
+SEPARATOR = "\n\n"
+
+
+class ChoicesAccumulator(AnswerAccumulator):
+    """The answers, ``choices``, and their summary: concatenated texts and summed tokens.
+
+    They have one prompt, which counts once.
+    """
+
+    def __init__(self, model: str, created_at: float, count: int) -> None:
+        super().__init__(model, created_at)
+        self.choices = [AnswerAccumulator(model, created_at) for _ in range(count)]
+
+    def add_text(self, place: int, data: dict[str, Any]) -> None:
+        """Add a chunk of the text of answer number ``place``."""
+        choice = self.choices[place]
+        choice.add_item("text", data, None)
+        self.first = self.first or choice.first
+        if "usage" in data:
+            self.finish = self.choices[0].finish
+            self._add_usage(data["usage"])
+
+    def _add_usage(self, counts: dict[str, int]) -> None:
+        totals = self._usage or dict.fromkeys(_SUMMED, 0)
+        sums = {name: totals.get(name, 0) + counts.get(name, 0) for name in _SUMMED}
+        self._usage = {**counts, **sums}
+
+    def record_latency(self) -> dict[str, float]:
+        """Record all answers; returns the seconds of the slowest one by figure."""
+        latencies: dict[str, float] = {}
+        for choice in self.choices:
+            for figure, seconds in choice.record_latency().items():
+                latencies[figure] = max(seconds, latencies.get(figure, 0.0))
+        return latencies
+
+    @property
+    def text(self) -> str:
+        return SEPARATOR.join(choice.text for choice in self.choices)
+
+
+#: Tokens that each answer has separately.
+_SUMMED = ("completion_tokens", "reasoning_tokens")
+
+
+#: The largest token id that is stored.
+MAX_TOKEN_ID = 2**32 - 1
+
+
+class TokenIds:
+    """Counter of the tokens of one attempt; the ``known_ids`` ones are stored already.
+
+    An answer whose tokens have no valid ids is generated again from its beginning.
+    """
+
+    def __init__(self, known_ids: Sequence[int] = ()) -> None:
+        self._unmade = len(known_ids)  # known tokens that were not generated again yet
+        self._count = 0
+        self._numbered = True
+
+    def add(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Add the next tokens; returns those to store."""
+        if not self._numbered or self._count >= MAX_RESUMED_VALUES:
+            return ()
+        if not all(type(id) is int and 0 <= id <= MAX_TOKEN_ID for id in ids):
+            self._numbered = False
+            return ()
+        self._count += len(ids)
+        skip_count = min(self._unmade, len(ids))
+        self._unmade -= skip_count
+        return tuple(ids[skip_count:])

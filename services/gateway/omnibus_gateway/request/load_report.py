@@ -2,25 +2,118 @@
 
 A request only increments counters. A timer publishes them, and updates those that Prometheus scrapes. It runs from the
 first request until nothing is in flight and a whole period had no news.
+
+Load counters of one model and request type, between two reports.
+
+Prometheus metrics computed at scrape time: executors, path shares, limits, dead letters.
 """
 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from omnibus.bus import Bus, messages, subjects
 from omnibus.bus.heartbeats import LOAD_REPORT_SECONDS
 from omnibus.bus.messages import LoadCounts, LoadEvent
+from omnibus.cluster.latency_histogram import count_figures
 from omnibus.errors import OmnibusError, Overloaded
 from omnibus.metrics import GATEWAY
 from omnibus.plan import Plan
+from omnibus.profile import QUANTITIES
+from omnibus.recording.dead_letters import REASONS
+from omnibus.settings import GatewaySettings
+from omnibus_gateway.dispatch.dispatcher import Dispatcher
 from omnibus_gateway.dispatch.inflight import InflightInvocation
-from omnibus_gateway.pricing.quantities import Estimates, add_quantities
-from omnibus_gateway.request.load_counters import CountedInvocation, LoadCounters
-from omnibus_gateway.routing.assignment import Assignment
+from omnibus_gateway.pricing.meter import Estimates, add_quantities
+from omnibus_gateway.request.record import DeadLetters
+from omnibus_gateway.routing.assignment import Assignment, ModelPart
+from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.router import Router
+
+
+class LoadCounters:
+    """Counters of one model and request type since the last event."""
+
+    __slots__ = (
+        "came",
+        "done",
+        "ended",
+        "estimated",
+        "estimated_done",
+        "failed",
+        "first",
+        "goals",
+        "met",
+        "missed",
+        "quantities",
+        "refused",
+        "total",
+        "waiting",
+    )
+
+    def __init__(self, goals: Mapping[str, float]) -> None:
+        self.goals = goals  # seconds by figure
+        self.waiting = 0  # now, not since the last event
+        self.clear()
+
+    def clear(self) -> None:
+        self.came = self.done = self.failed = self.refused = self.met = self.missed = 0
+        self.ended: list[Mapping[str, float]] = []  # seconds by figure of successful requests
+        self.first = self.total = 0.0
+        self.quantities = [0.0] * len(QUANTITIES)
+        self.estimated = [0.0] * len(QUANTITIES)
+        self.estimated_done = [0.0] * len(QUANTITIES)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if there is nothing to report."""
+        return not (self.came or self.done or self.failed or self.refused or self.waiting)
+
+    def to_load(self) -> LoadCounts:
+        if self.goals:
+            self.count_goals()
+        sums, estimate_sums, done_estimates = (
+            {name: value for name, value in zip(QUANTITIES, values, strict=True) if value}
+            for values in (self.quantities, self.estimated, self.estimated_done)
+        )
+        return LoadCounts(
+            self.came,
+            self.done,
+            self.failed,
+            self.refused,
+            sums,
+            self.first,
+            self.total,
+            estimate_sums,
+            done_estimates,
+            self.waiting,
+            count_figures(self.ended),
+            self.met,
+            self.missed,
+        )
+
+    def count_goals(self) -> None:
+        """Count the successful requests that met or missed their goals."""
+        for figures in self.ended:
+            late = any(figures.get(figure, 0.0) > limit for figure, limit in self.goals.items())
+            self.missed += late
+            self.met += not late
+
+    def count_miss(self) -> None:
+        """Count a request that was rejected or failed."""
+        self.missed += bool(self.goals)
+
+
+class CountedInvocation(NamedTuple):
+    """An invocation counted on arrival: the counters of each of its parts."""
+
+    slots: tuple[LoadCounters, ...]
+    parts: tuple[ModelPart, ...]
+
 
 log = logging.getLogger(__name__)
 
@@ -241,3 +334,55 @@ def _update_metrics(model: str, kind: str, load: LoadCounts) -> None:
             GATEWAY.goals.labels(model, result).inc(count)
     for quantity, value in load.quantities.items():
         GATEWAY.quantities.labels(model, kind, quantity).inc(value)
+
+
+def register_metrics(
+    settings: GatewaySettings, router: Router, members: ExecutorTable, dispatcher: Dispatcher, dead: DeadLetters
+) -> None:
+    """Register these objects as sources of the metrics of this process."""
+    GATEWAY.inflight.set_value(lambda: dispatcher.inflight_count)
+    GATEWAY.limit.set_value(lambda: settings.max_inflight)
+    GATEWAY.retained.set_value(lambda: dispatcher.retention.nbytes)
+    GATEWAY.epoch.set_values(lambda: {(): router.plan.epoch} if router.plan is not None else {})
+    GATEWAY.created.set_values(lambda: {(): router.plan.created} if router.plan is not None else {})
+    GATEWAY.planned.set_values(router.path_shares)
+    GATEWAY.executors.set_values(lambda: _count_executors(members))
+    GATEWAY.outstanding.set_values(lambda: _outstanding_tokens(members))
+    GATEWAY.dead.set_values(lambda: _count_dead_letters(router, dead))
+    GATEWAY.records_lost.set_value(lambda: dead.records_lost)
+
+
+def count_paths(assignment: Assignment, path: str) -> None:
+    """Count a request on the path of each of its models.
+
+    The single paths are few, unlike their combinations in ``path``.
+    """
+    parts = assignment.parts
+    if len(parts) == 1 and "=" not in path:
+        GATEWAY.path_counter(parts[0].model, parts[0].kind, path).inc()
+        return
+    names = path.split(",") if len(parts) > 1 else [path]
+    if len(names) == len(parts):
+        for part, name in zip(parts, names, strict=True):
+            GATEWAY.path_counter(part.model, part.kind, name.removeprefix(f"{part.model}=")).inc()
+
+
+def _count_executors(members: ExecutorTable) -> Counter[tuple[str, ...]]:
+    """Count the executors by model, option and state."""
+    return Counter((*labels, state) for labels, state in members.executor_states())
+
+
+def _outstanding_tokens(members: ExecutorTable) -> dict[tuple[str, ...], float]:
+    """Return outstanding tokens by model and option."""
+    tokens: dict[tuple[str, ...], float] = {}
+    for status in members.statuses():
+        member = members.get(status.id)
+        key = status.model, status.option
+        tokens[key] = tokens.get(key, 0.0) + (max(0.0, member.outstanding) if member is not None else 0.0)
+    return tokens
+
+
+def _count_dead_letters(router: Router, dead: DeadLetters) -> dict[tuple[str, str], int]:
+    """Count dead letters by model and reason, from 0: the first one is an increase as well."""
+    models = router.plan.models if router.plan is not None else ()
+    return {(model, reason): 0 for model in models for reason in REASONS} | dead.counts

@@ -1,24 +1,36 @@
-"""Record stream: every invocation as sent, and its end with times and the answer's digest."""
+"""Record stream: every invocation as sent, and its end with times and the answer's digest.
+
+Rules for records, by tenant: content of requests, or only sizes and digests.
+
+Writes dead letters; see ``omnibus.recording.dead_letters``.
+
+Recorded calls of apps, with answer digests to compare other versions.
+"""
 
 import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
 
-from omnibus import graph
+from omnibus import api_key, graph
 from omnibus.bus import Bus, messages, subjects
-from omnibus.errors import OmnibusError
-from omnibus.graph import DIGEST, HANDLE, Invocation
+from omnibus.errors import BadRequest, OmnibusError
+from omnibus.graph import DIGEST, HANDLE, WIRE_VERSION, Invocation
 from omnibus.metrics import TENANTS
 from omnibus.pricing import RequestUsage
-from omnibus.recording import records
+from omnibus.recording import dead_letters, records
+from omnibus.recording.dead_letters import EXECUTOR_LOSS_REASONS, DeadLetter
 from omnibus.recording.records import (
     WHOLE_RECORD_SECONDS,
+    AppCall,
     EndRecord,
     KeptOutput,
     Record,
@@ -29,10 +41,173 @@ from omnibus_gateway.dispatch.inflight import InflightInvocation
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.pricing.meter import UsageMeter
 from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.app_call import AppCallLog
-from omnibus_gateway.request.dead_letters import DeadLetters
-from omnibus_gateway.request.record_rules import RecordRules
-from omnibus_gateway.tenancy.log_budget import LogBudget
+from omnibus_gateway.tenancy.deferred import LogBudget
+
+#: Values of ``OMNIBUS_GATEWAY_RECORD``; see ``GatewaySettings.record``.
+MODES = ("full", "stages", "digest")
+#: Values for one tenant; outputs between stages are recorded for all tenants or none.
+TENANT_MODES = ("full", "digest")
+_VARIABLE = "OMNIBUS_GATEWAY_RECORD_TENANTS"
+
+
+class RecordRules:
+    """Decides whose content is recorded: everyone's if ``full``, with exceptions for ``tenants``."""
+
+    def __init__(self, full: bool, tenants: Mapping[str, bool] = MappingProxyType({})) -> None:
+        self.full = full
+        self._tenants = dict(tenants)
+
+    @property
+    def any_full(self) -> bool:
+        """True if any request's content is recorded."""
+        return self.full or any(self._tenants.values())
+
+    def keeps_content(self, tenant: str) -> bool:
+        """Return True if content of ``tenant`` is recorded; it is empty for requests without a key."""
+        return self._tenants.get(tenant, self.full)
+
+    def may_keep_letter(self, tenant: str) -> bool:
+        """Return True if dead letters of ``tenant`` may include its inputs.
+
+        That also requires the setting for dead letters.
+        """
+        return self._tenants.get(tenant, True)
+
+
+def parse_record_rules(mode: str, tenants: str) -> RecordRules:
+    """Parse the settings ``record`` and ``record_tenants``. Raises ``BadRequest`` with the variable."""
+    if mode not in MODES:
+        raise BadRequest(f"OMNIBUS_GATEWAY_RECORD={mode!r} must be one of {', '.join(MODES)}")
+    return RecordRules(mode != "digest", dict(_parse_rule(each.strip()) for each in tenants.split(",") if each.strip()))
+
+
+def _parse_rule(text: str) -> tuple[str, bool]:
+    tenant, _, mode = text.partition("=")
+    if not api_key.TENANT.fullmatch(tenant) or mode not in TENANT_MODES:
+        expected_text = " or ".join(f"TENANT={each}" for each in TENANT_MODES)
+        raise BadRequest(f"{_VARIABLE}: {text[:80]!r} must be {expected_text}, with commas between several")
+    return tenant, mode == "full"
+
+
+#: Models and reasons whose dead letters are counted separately.
+MAX_LABEL_PAIRS = 512
+
+
+class DeadLetters:
+    """Publishes to the stream without waiting. ``full`` includes inputs; ``limit`` is the bus's, in bytes."""
+
+    def __init__(self, bus: Bus, full: bool, limit: int) -> None:
+        self._bus = bus
+        self._limit = limit
+        self.full = full
+        self.counts: Counter[tuple[str, str]] = Counter()  # by model and reason
+
+    @property
+    def records_lost(self) -> int:
+        """Records and dead letters that the bus dropped."""
+        return self._bus.records_lost
+
+    def write(self, running: InflightInvocation, digested_invocation: Invocation, may_keep: bool = True) -> None:
+        """Write a dead letter of ``running`` if its failure requires one.
+
+        ``digested_invocation`` is its invocation without users' content; the letter has only that unless
+        ``may_keep``.
+        """
+        invocation, failure = running.invocation, running.failure
+        why = dead_letters.dead_letter_reason(failure, running.failed, running.moves, invocation.attempt)
+        if not why or failure is None:
+            return
+        lost_executors = tuple(
+            move.executor for move in running.moves if move.reason in EXECUTOR_LOSS_REASONS and move.executor
+        )
+        node = (
+            running.failed
+            if running.failed >= 0
+            else _first_node(invocation, lost_executors[-1] if lost_executors else failure.executor)
+        )
+        letter = DeadLetter(
+            v=WIRE_VERSION,
+            inv=invocation.id,
+            reason=why,
+            at=time.time(),
+            created=invocation.created,
+            app=invocation.app,
+            model=invocation.model,
+            type=invocation.type,
+            path=invocation.path,
+            problem=failure.to_problem(),
+            attempts=invocation.attempt + 1,
+            node=node,
+            component=invocation.nodes[node].component if node >= 0 else failure.stage,
+            lost=lost_executors,
+            moves=tuple(running.moves),
+            replay_of=invocation.replay_of,
+            invocation=invocation if self.full and may_keep else digested_invocation,
+            refused=tuple(sorted(running.culprit)),
+        )
+        small = msgspec.structs.replace(letter, invocation=digested_invocation)
+        self._count_letter(invocation.nodes[node].model or invocation.model if node >= 0 else invocation.model, why)
+        body = dead_letters.encode_dead_letter(letter, small, limit=self._limit)
+        self._bus.publish_record(
+            subjects.dead_letter_subject(invocation.app, invocation.id), body, f"{invocation.id}.dead"
+        )
+
+    def _count_letter(self, model: str, why: str) -> None:
+        # An operator who replays by hand may write a record with any model.
+        is_known = (model, why) in self.counts or len(self.counts) < MAX_LABEL_PAIRS
+        self.counts[model if is_known else "other", why] += 1
+
+
+def _first_node(invocation: Invocation, executor: str) -> int:
+    """Return the first node on the route of ``executor``; -1 without any."""
+    return invocation.route.index(executor) if executor in invocation.route else -1
+
+
+#: Bytes of a request that its record repeats; a longer one is stored in the media store.
+MAX_BODY_BYTES = 16 << 10
+
+
+class AnswerDigest:
+    """Digest of an answer, independent of the cuts between its parts."""
+
+    def __init__(self) -> None:
+        self._hash = sha256()
+        self._in_text = False
+
+    def add_part(self, body: bytes) -> None:
+        """Add the next part, or a whole answer, as JSON."""
+        if body.startswith(b'"'):
+            text: str = msgspec.json.decode(body)
+            self._hash.update((b"" if self._in_text else b"\0") + text.encode("utf-8", "surrogatepass"))
+            self._in_text = True
+        else:
+            self._hash.update(b"\1" + body)
+            self._in_text = False
+
+    def hexdigest(self) -> str:
+        return self._hash.hexdigest()
+
+
+class AppCallLog:
+    """One call while it runs. If ``placed``, ``body`` names media that the gateway placed."""
+
+    def __init__(self, kind: str, number: int, body: bytes, *, placed: bool) -> None:
+        self._kind = kind
+        self._number = number
+        self._body = body
+        self._placed = placed
+        self.answer = AnswerDigest()
+
+    def to_record(self, first: Invocation, media: MediaStore) -> AppCall:
+        """Return the record of this call, whose ``first`` segment ended; ``media`` stores a long body."""
+        body, digest = self._body.decode(), ""
+        if len(self._body) > MAX_BODY_BYTES:
+            body, digest = "", sha256(self._body).hexdigest()
+            media.put_nowait(digest, self._body)
+        return AppCall(
+            first.app, self._kind, self._number, first.seed, body, digest, self._placed, self.answer.hexdigest()
+        )
+
 
 log = logging.getLogger(__name__)
 

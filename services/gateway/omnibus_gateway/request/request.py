@@ -5,44 +5,120 @@
 - route: choose the path by the planned rates, and executors by the least outstanding work.
 - dispatch: send the invocation to every executor at once, and to the record stream.
 - end: done, cancelled, expired or failed. Everything stops, memory is released.
+
+Parts of the names of requests.
+
+Sampling of language model calls by apps: the model's defaults complete each call.
+
+Validation of graphs from apps, before executors receive them.
+
+Exactly one end of a request, on every exit path.
+
+Factory of requests: numbers them, and limits the requests in flight.
 """
 
+import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any
 
-from omnibus import tracing
-from omnibus.errors import OmnibusError, ProtocolError
-from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
+import msgspec
+
+from omnibus import graph, tracing
+from omnibus.errors import ClientClosed, OmnibusError, Overloaded, ProtocolError, Rejected
+from omnibus.graph import HANDLE, WIRE_VERSION, GraphNode, Invocation, verify_uses
 from omnibus.metrics import GATEWAY
 from omnibus.plan import choice_point
 from omnibus.recording.records import RequestLinks
 from omnibus.task import Segment
-from omnibus_gateway.dispatch.digest import Fingerprint
+from omnibus.task.session import MAX_CALLS, MAX_SEGMENTS, graph_size_error
 from omnibus_gateway.dispatch.inflight import InflightInvocation, code_resume_states, token_resume_states
-from omnibus_gateway.dispatch.streams import MAX_RESUMED_VALUES, ResultStream
+from omnibus_gateway.dispatch.streams import MAX_RESUMED_VALUES, Fingerprint, ResultStream
 from omnibus_gateway.media.blob_store import MediaStore
-from omnibus_gateway.pricing.quantities import Estimates
+from omnibus_gateway.pricing.meter import Estimates
 from omnibus_gateway.pricing.quotes import PriceCheck
-from omnibus_gateway.request import metrics
 from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.app_call import AppCallLog
-from omnibus_gateway.request.arena_inputs import MAX_READERS, TensorPlacer, place_input
-from omnibus_gateway.request.ends import fail_open_streams, request_over_error
-from omnibus_gateway.request.load_counters import CountedInvocation
-from omnibus_gateway.request.names import app_letters
-from omnibus_gateway.request.node_sampling import complete_nodes
-from omnibus_gateway.request.prompt_salt import salt_prompt
-from omnibus_gateway.request.request_admission import RequestAdmission
-from omnibus_gateway.request.resources import RequestResources
-from omnibus_gateway.request.segment_inputs import fill_references, find_earlier, has_references
-from omnibus_gateway.request.validate import validate_segment
-from omnibus_gateway.routing.assignment import Assignment
+from omnibus_gateway.request.admission import (
+    RequestAdmission,
+    RequestResources,
+    deadline_error,
+    fail_open_streams,
+    request_over_error,
+)
+from omnibus_gateway.request.inputs import (
+    MAX_READERS,
+    TensorPlacer,
+    fill_references,
+    find_earlier,
+    has_references,
+    place_input,
+    salt_prompt,
+)
+from omnibus_gateway.request.load_report import CountedInvocation, count_paths
+from omnibus_gateway.request.record import AppCallLog
+from omnibus_gateway.routing.assignment import Assignment, ModelSampling
 from omnibus_gateway.routing.router import NO_PATHS, InvocationTicket
 from omnibus_gateway.tenancy import body_budget
 from omnibus_gateway.tenancy import tenant as tenants
+
+
+@lru_cache(4096)
+def app_letters(app: str) -> str:
+    """Return a few letters that identify an app in short ids."""
+    return sha256(app.encode()).hexdigest()[:4]
+
+
+#: Prefixes of unit tasks that sample text tokens.
+_TEXT_TASKS = ("think-", "prefill-", "decode-")
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+def complete_nodes(
+    nodes: Sequence[GraphNode], model: str, sampling: Callable[[str], ModelSampling]
+) -> tuple[GraphNode, ...]:
+    """Return ``nodes`` with the ``sampling`` of their models; nodes without one use ``model``.
+
+    The executor completes parameters that are in the arena.
+    """
+    return tuple([_complete_node(node, sampling(node.model or model)) for node in nodes])
+
+
+def _complete_node(node: GraphNode, usual: ModelSampling) -> GraphNode:
+    params = node.inputs.get("params")
+    if not usual.values or not node.task.startswith(_TEXT_TASKS) or not isinstance(params, dict | msgspec.Raw):
+        return node
+    if isinstance(params, dict) and HANDLE in params:
+        return node
+    own_params: dict[str, Any] = msgspec.json.decode(params) if isinstance(params, msgspec.Raw) else dict(params)
+    more = {name: value for name, value in usual.values.items() if not name.startswith("talker_")}
+    if (bound := more.pop("max_tokens", None)) is not None and own_params.get("max_tokens") is None:
+        more["usual_tokens"] = bound
+    all_params = {**more, **own_params}
+    encoded_params = msgspec.Raw(_encode(all_params)) if isinstance(params, msgspec.Raw) else all_params
+    return graph.with_inputs(node, {**node.inputs, "params": encoded_params})
+
+
+_MAX_WORK_TOKENS = 1 << 40  # largest estimate of a call, in tokens
+
+
+def validate_segment(segment: Segment, step: int = 0) -> None:
+    """Reject a segment ``step`` that recording would not produce.
+
+    Raises ``TooLarge`` over the limits, and ``ProtocolError``.
+    """
+    count = len(segment.nodes)
+    if not 0 <= step < MAX_SEGMENTS or count > MAX_CALLS:
+        raise graph_size_error()
+    if not count or not all(len(each) in (0, count) for each in (segment.work, segment.pins)):
+        raise ProtocolError("a graph needs at least one call, and as many estimates and pins as calls, or none")
+    if not all(0 <= work < _MAX_WORK_TOKENS for work in segment.work) or not all(
+        0 <= node < count for node, _ in segment.outputs
+    ):
+        raise ProtocolError("estimates must be tokens, not negative, and outputs must belong to the graph's own calls")
+    verify_uses(segment.nodes)
 
 
 class ClientRequest:
@@ -263,7 +339,7 @@ class ClientRequest:
         self.segments.append(running)
         self._counted.append(counted_invocation)
         runs.records.write_begin(running, self.tenant.name)
-        metrics.count_paths(assignment, running.invocation.path)
+        count_paths(assignment, running.invocation.path)
         return running
 
     def _dispatch_segment(
@@ -382,3 +458,42 @@ class ClientRequest:
             self._admission.settle_segment(running, usage.gpu_seconds)
         self._runs.records.meter.learn(running, self.estimates if first else (), by_work=first and self.model != "")
         fail_open_streams(running, self.failure)
+
+
+@asynccontextmanager
+async def run_to_end(run: ClientRequest, rejection: Rejected | None = None) -> AsyncIterator[None]:
+    """End ``run`` with its outcome when the block exits; the deadline applies inside.
+
+    ``rejection`` is the reason for a cancellation; if None, the client disconnected. Raises ``DeadlineExceeded``."""
+    try:
+        async with asyncio.timeout(max(0.0, run.deadline - time.time())):
+            yield
+    except TimeoutError:
+        error = deadline_error(run.app, run.model)
+        run.fail(error)
+        run.end("expired")
+        raise error from None
+    except (asyncio.CancelledError, GeneratorExit):
+        run.fail(rejection or ClientClosed("the client left"))
+        run.end("cancelled")
+        raise
+    except BaseException as error:
+        if isinstance(error, OmnibusError):
+            run.fail(error)
+        run.end("failed")
+        raise
+    run.end("done")
+
+
+class RequestFactory(RequestResources):
+    """Opens requests, which share its resources."""
+
+    def open_request(
+        self, app: str, model: str = "", *, seed: int | None = None, pinned_path: str = ""
+    ) -> ClientRequest:
+        """Open a request to ``app``, for ``model`` if it is one model's. Raises ``Overloaded`` at the limit."""
+        inflight = self.dispatcher.inflight_count + self.room.waiting
+        if inflight >= self.settings.max_inflight:
+            self.loads.count_limit_refusal(model)
+            raise Overloaded(f"{inflight} requests are in flight here: try again later")
+        return ClientRequest(self, app, model, next(self.numbers[app_letters(app)]), seed, pinned_path)

@@ -18,8 +18,7 @@ from omnibus_gateway.openai.responses.items import OutputAudio
 from omnibus_gateway.request.accumulator import AnswerAccumulator
 from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.responses.drawing import ImageDrawer
-from omnibus_gateway.tasks.chat_response import ACCEPTED_STREAM, AcceptanceStream, AudioOutputFile
-from omnibus_gateway.tasks.output_streams import open_output_streams
+from omnibus_gateway.tasks.chat_response import ACCEPTED_STREAM, AcceptanceStream, AudioOutputFile, open_output_streams
 
 
 class AnswerStep(NamedTuple):

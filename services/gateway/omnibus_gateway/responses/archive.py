@@ -17,7 +17,7 @@ from omnibus_gateway.openai.responses.response import ResponseObject, encode_res
 from omnibus_gateway.openai.responses.sequence import EventSequence, NumberedEvent, item_of
 from omnibus_gateway.responses.conversations import Conversations
 from omnibus_gateway.responses.log import LogContent, ResponseLog
-from omnibus_gateway.tenancy.shares import background_places, tenant_account
+from omnibus_gateway.tenancy.tenant import background_places, tenant_account
 
 log = logging.getLogger(__name__)
 

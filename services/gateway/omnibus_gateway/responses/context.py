@@ -19,11 +19,10 @@ from omnibus_gateway.openai.responses.context import (
 from omnibus_gateway.openai.responses.response import response_usage
 from omnibus_gateway.openai.responses.to_chat import ChatOfResponse, to_chat
 from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.lifecycle import run_to_end
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.responses import history
 from omnibus_gateway.tasks.chat import Chat
-from omnibus_gateway.tasks.output_streams import open_output_streams
+from omnibus_gateway.tasks.chat_response import open_output_streams
 
 #: Instruction for a summary, sent after the conversation.
 SUMMARIZE = (

@@ -17,8 +17,7 @@ from omnibus_gateway.openai.responses.items import ItemReference
 from omnibus_gateway.openai.responses.query import ListItemsQuery
 from omnibus_gateway.openai.responses.response import ItemList
 from omnibus_gateway.responses.history import MAX_ITEMS
-from omnibus_gateway.tenancy.shares import tenant_account
-from omnibus_gateway.tenancy.tenant import current_tenant
+from omnibus_gateway.tenancy.tenant import current_tenant, tenant_account
 
 CONVERSATION_ID = re.compile(r"conv_[0-9a-f]{48}")
 _encode = msgspec.json.Encoder().encode

@@ -22,8 +22,7 @@ from omnibus_gateway.openai.responses.request import ResponseRequest
 from omnibus_gateway.openai.responses.tools import IMAGE_TOOL, FlatFunctionTool, ImageGenerationTool
 from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions
 from omnibus_gateway.pricing.quotes import ImageAllowance
-from omnibus_gateway.request.lifecycle import run_to_end
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.routing.router import Router
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.images import (

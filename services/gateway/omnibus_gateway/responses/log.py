@@ -1,7 +1,7 @@
 """Event logs of stored responses in JetStream. An event reaches clients only after its log.
 
 The log consists of lines, one per event. Lines that begin with ``#`` are for gateways only and contain the ids of the
-answer's tokens. ``omnibus.recording.line_log`` describes how lines become messages of the bus.
+answer's tokens. ``omnibus.recording.sessions`` describes how lines become messages of the bus.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import msgspec
 
 from omnibus.bus import Bus, Delivery, subjects
 from omnibus.errors import ProtocolError
-from omnibus.recording.line_log import LineAssembler, LineWriter, read_lines
+from omnibus.recording.sessions import LineAssembler, LineWriter, read_lines
 from omnibus_gateway.openai.responses.sequence import NumberedEvent, read_event
 
 #: Seconds of silence after which a reader checks for a writer.

@@ -27,10 +27,8 @@ from omnibus_gateway.openai.responses.events import AnswerEvents, ending_event
 from omnibus_gateway.openai.responses.response import ResponseObject, failed_response
 from omnibus_gateway.openai.responses.sequence import EventSequence, NumberedEvent, item_of
 from omnibus_gateway.openai.responses.to_chat import ChatOfResponse
-from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.lifecycle import run_to_end
-from omnibus_gateway.request.request import ClientRequest
-from omnibus_gateway.request.token_ids import TokenIds
+from omnibus_gateway.request.accumulator import AnswerAccumulator, TokenIds
+from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.responses.answer import AnswerReader, AnswerStep
 from omnibus_gateway.responses.drawing import ImageDrawer
 from omnibus_gateway.responses.log import LogContent, ResponseLog

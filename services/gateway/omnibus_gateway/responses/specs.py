@@ -24,7 +24,7 @@ from omnibus_gateway.responses.history import EarlierItems, HistoryReader
 from omnibus_gateway.responses.log import LogContent, ResponseLog
 from omnibus_gateway.responses.production import ProductionSpec
 from omnibus_gateway.tasks.chat import Chat
-from omnibus_gateway.tenancy.log_budget import LogBudget
+from omnibus_gateway.tenancy.deferred import LogBudget
 from omnibus_gateway.tenancy.tenant import current_tenant
 
 

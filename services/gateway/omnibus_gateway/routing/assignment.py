@@ -1,11 +1,21 @@
-"""Assignment of graph nodes to the plan models that bind their tasks."""
+"""Assignment of graph nodes to the plan models that bind their tasks.
 
-from collections.abc import Sequence
+Default sampling of requests: from the model's declaration, else from its checkpoint.
+
+Executors report the ``generation_config.json`` of their checkpoint, wherever it is stored, in their status events.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+from msgspec import UNSET
+
+from omnibus.bus.messages import ExecutorStatus
 from omnibus.errors import BadRequest, StageUnavailable
 from omnibus.graph import GraphNode
-from omnibus.plan import Plan, request_type
+from omnibus.plan import ModelPlan, Plan, request_type
+from omnibus_gateway.routing.executors import ExecutorTable
 
 #: Shapes of graphs that are cached per plan.
 MAX_CACHED_SHAPES = 2048
@@ -133,3 +143,66 @@ def _bind_node(node: GraphNode, model: str, component: str) -> GraphNode:
     if node.model == model and node.component == component:
         return node
     return GraphNode(node.task, component, node.inputs, node.digest, node.uses, model, node.salt)
+
+
+#: The default temperature of vLLM and of OpenAI's API.
+NEUTRAL_TEMPERATURE = 1.0
+#: The parameter that gives executors the default for checkpoints without one.
+FALLBACK = "fallback_temperature"
+
+
+class ModelSampling(msgspec.Struct, frozen=True):
+    """Sampling of one model. If ``complete``, no executor can add to ``values``."""
+
+    values: Mapping[str, float] = {}
+    complete: bool = True
+
+
+NEUTRAL = ModelSampling()
+_UNKNOWN = ModelSampling(complete=False)
+
+
+class DefaultSampling:
+    """Sampling of the plan's models as ``members`` report it; cached until they change."""
+
+    def __init__(self, members: ExecutorTable) -> None:
+        self._members = members
+        self._plan: Plan | None = None
+        self._version = -1
+        self._known: dict[str, ModelSampling] = {}
+
+    def use_plan(self, plan: Plan | None) -> None:
+        self._plan = plan
+        self._known = {}
+
+    def of_model(self, name: str) -> ModelSampling:
+        """Return the sampling of the plan's model ``name``; neutral for an unknown one."""
+        if self._members.version != self._version:
+            self._version = self._members.version
+            self._known = {}
+        sampling = self._known.get(name)
+        if sampling is None:
+            model = None if self._plan is None else self._plan.models.get(name)
+            sampling = self._known[name] = NEUTRAL if model is None else self._read_model(name, model)
+        return sampling
+
+    @property
+    def unknown(self) -> ModelSampling:
+        """Sampling of an app's chat, which is unknown: the models that it calls complete it."""
+        return _UNKNOWN if self._members.all_take(FALLBACK) else NEUTRAL
+
+    def _read_model(self, name: str, model: ModelPlan) -> ModelSampling:
+        declared_defaults = None if model.sampling_defaults is UNSET else model.sampling_defaults
+        declared_values = {} if declared_defaults is None else declared_defaults.values()
+        if declared_defaults is not None and not declared_defaults.checkpoint:
+            return ModelSampling(declared_values)
+        parts = {(name, option) for option, spec in model.options.items() if not spec.of}
+        lent = {(owner, option) for owner, _, option in (spec.of.partition("/") for spec in model.options.values())}
+        executors = [each for each in self._members.statuses() if (each.model, each.option) in parts | lent]
+        values = {key: value for each in executors for key, value in (each.sampling or {}).items()}
+        complete = any(map(_chooses_text, executors)) or not self._members.all_take(FALLBACK)
+        return ModelSampling({**values, **declared_values}, complete)
+
+
+def _chooses_text(status: ExecutorStatus) -> bool:
+    return any(component != "talker" for component in status.components)

@@ -3,7 +3,9 @@
 Routing is static in the request (Cornserve section 5.3): the gateway queries no executor. The path follows from the
 invocation's number and the plan. The replica follows from the work that this gateway sent and the other work that
 executors report. For an encoder the gateway also considers its recent items, for a turn the executor of the last one.
-With several nodes it considers the location of the inputs (``omnibus_gateway.routing.nearness``).
+With several nodes it considers the location of the inputs (``omnibus_gateway.routing.replicas``).
+
+Identity of an invocation, for which a route is found.
 """
 
 import zlib
@@ -12,6 +14,7 @@ from functools import partial
 from itertools import count
 from math import inf
 from os import urandom
+from typing import NamedTuple
 
 from omnibus import plan as plans
 from omnibus.bus.messages import ModelGrowth
@@ -19,17 +22,24 @@ from omnibus.errors import BadRequest, NotFound, StageUnavailable
 from omnibus.graph import GraphNode
 from omnibus.plan import ModelPlan, Path, Plan
 from omnibus.store import AdapterRecord
-from omnibus_gateway.routing import pins as pinning
-from omnibus_gateway.routing.affinity import ChosenReplica, ConversationPoints
-from omnibus_gateway.routing.assignment import MAX_CACHED_SHAPES, Assignment, ModelPart, PlanScope
-from omnibus_gateway.routing.cells import CellChooser
+from omnibus_gateway.routing.assignment import MAX_CACHED_SHAPES, Assignment, DefaultSampling, ModelPart, PlanScope
 from omnibus_gateway.routing.executors import ExecutorEntry, ExecutorTable
-from omnibus_gateway.routing.nearness import Nearness
-from omnibus_gateway.routing.only_routes import ExecutorRoute as ExecutorRoute
-from omnibus_gateway.routing.only_routes import OnlyRoutes
-from omnibus_gateway.routing.replicas import ReplicaChooser
-from omnibus_gateway.routing.sampling_defaults import DefaultSampling
-from omnibus_gateway.routing.ticket import InvocationTicket as InvocationTicket
+from omnibus_gateway.routing.paths import CellChooser, OnlyRoutes, check_names, filter_by_pins, find_named_paths
+from omnibus_gateway.routing.paths import ExecutorRoute as ExecutorRoute
+from omnibus_gateway.routing.replicas import ChosenReplica, ConversationPoints, Nearness, ReplicaChooser
+
+
+class InvocationTicket(NamedTuple):
+    """Identity of an invocation: its id names the gateway and the kind of request.
+
+    Its number determines its route. ``cache_key`` names the conversation that it is a turn of, if any.
+    """
+
+    id: str
+    kind: str
+    number: int
+    cache_key: str = ""
+
 
 #: An empty exclusion.
 NOBODY: frozenset[str] = frozenset()
@@ -222,13 +232,13 @@ class Router:
         """Return a route per part: the planned path if its stages are alive, else another of its type.
 
         One executor runs all nodes of an option. Items of separate encoders are spread: each goes to a replica that
-        cached it, else to the least loaded one (``omnibus_gateway.routing.affinity``). ``preferred`` maps a model to
+        cached it, else to the least loaded one (``omnibus_gateway.routing.replicas``). ``preferred`` maps a model to
         a path that replaces the planned one. ``pinned`` names the only path, and ``work`` is in tokens per node, else
-        1. ``pins`` restrict the path per node (``omnibus_gateway.routing.pins``). Raises ``StageUnavailable`` with
+        1. ``pins`` restrict the path per node (``omnibus_gateway.routing.paths``). Raises ``StageUnavailable`` with
         the stage that blocks every path, and ``BadRequest`` for a pin that the plan does not have.
         """
         if len(assignment.parts) > 1 and pinned:
-            pinning.check_names(pinned, assignment.parts)
+            check_names(pinned, assignment.parts)
         if pins and len(pins) != len(assignment.nodes):
             raise BadRequest(f"{len(pins)} pins for {len(assignment.nodes)} nodes: give one for each, empty for none")
 
@@ -326,9 +336,9 @@ class Router:
         """Return the paths that ``part``, one of ``several`` or not, may take. Raises as ``route``."""
         paths: Sequence[Path] = self.find_paths(part)
         if pinned_path:
-            paths = pinning.find_named_paths(self.find_all_paths(part), part, pinned_path, several)
+            paths = find_named_paths(self.find_all_paths(part), part, pinned_path, several)
         if any(pins):
-            paths = pinning.filter_by_pins(paths, part, pins, frozenset(self.get_model(part.model).encoders.values()))
+            paths = filter_by_pins(paths, part, pins, frozenset(self.get_model(part.model).encoders.values()))
         return paths
 
     def _candidate_paths(

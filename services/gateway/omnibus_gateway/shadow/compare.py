@@ -1,6 +1,6 @@
 """Comparison of two runs of one invocation per stage: bits, tolerance for tensors, similarity of texts.
 
-As in ``omnibus_gateway.dispatch.digest``, the division of an output into chunks does not matter. Pure, no I/O.
+As in ``omnibus_gateway.dispatch.streams``, the division of an output into chunks does not matter. Pure, no I/O.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ import numpy as np
 
 from omnibus.canary.gate import GateRules
 from omnibus.graph import GraphNode
-from omnibus_gateway.dispatch.capture import RecordedChunk
+from omnibus_gateway.dispatch.retention import RecordedChunk
 
 #: Outputs by node and name.
 Outputs = Mapping[tuple[int, str], Sequence[RecordedChunk]]

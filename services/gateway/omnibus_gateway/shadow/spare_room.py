@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from omnibus.graph import Invocation
-from omnibus_gateway.request.factory import RequestFactory
+from omnibus_gateway.request.request import RequestFactory
 from omnibus_gateway.routing.executors import ExecutorEntry
 from omnibus_gateway.routing.router import Router
 

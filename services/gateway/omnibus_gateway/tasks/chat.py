@@ -21,8 +21,8 @@ from omnibus.plan import ModelPlan
 from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
 from omnibus.task.library.choices import ChatChoices, ChatFanOut
 from omnibus.task.runtime import run as run_task
-from omnibus_gateway.dispatch.digest import Fingerprint
 from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
+from omnibus_gateway.dispatch.streams import Fingerprint
 from omnibus_gateway.files.client_files import ClientFiles
 from omnibus_gateway.files.references import resolve_files
 from omnibus_gateway.media import inspect as openai_media
@@ -33,14 +33,11 @@ from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.messages import MediaRef, convert_messages
 from omnibus_gateway.pricing.headers import PriceOptions
 from omnibus_gateway.pricing.quotes import ExpectedSizes, Quote
-from omnibus_gateway.request.arena_inputs import MAX_READERS, place_input
 from omnibus_gateway.request.continuing import Continuations
-from omnibus_gateway.request.factory import RequestFactory
-from omnibus_gateway.request.prompt_salt import salt_params
-from omnibus_gateway.request.request import ClientRequest
-from omnibus_gateway.routing.sampling_defaults import ModelSampling
-from omnibus_gateway.tasks.kinds import ChatKind, ChatKinds, RequestGraph
-from omnibus_gateway.tasks.prepared_chat import MAX_INLINE_BYTES, PreparedChat
+from omnibus_gateway.request.inputs import MAX_READERS, place_input, salt_params
+from omnibus_gateway.request.request import ClientRequest, RequestFactory
+from omnibus_gateway.routing.assignment import ModelSampling
+from omnibus_gateway.tasks.prepared_chat import MAX_INLINE_BYTES, ChatKind, ChatKinds, PreparedChat, RequestGraph
 from omnibus_gateway.tasks.resolve import TaskCache, create_chat_task
 from omnibus_gateway.tasks.schema_check import SchemaCheck
 

@@ -1,5 +1,11 @@
-"""Conversion of output streams to the HTTP response: JSON as a whole, or server-sent events."""
+"""Conversion of output streams to the HTTP response: JSON as a whole, or server-sent events.
 
+Fields of an answer as streams: results of executors directly, all other values through a task.
+
+Conversion of the streams of several answers to one HTTP response: JSON, or interleaved events.
+"""
+
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from itertools import accumulate
@@ -8,22 +14,91 @@ from typing import Any
 import numpy as np
 
 from omnibus.encoding.audio import SoundFormat, to_pcm16
+from omnibus.errors import Fatal, OmnibusError
 from omnibus.store import StreamRecord
-from omnibus.task import ChatOutput
-from omnibus.tensors.item import Item, JoinedText
+from omnibus.task import Audio, ChatOutput, Result, TextChunk
+from omnibus.task.result import STREAM, encode_item
+from omnibus.tensors.handle import Item, JoinedText
 from omnibus_gateway.dispatch.streams import ItemStream, merge_streams
-from omnibus_gateway.media.audio_encoder import AudioFileStream, encode_audio_file
 from omnibus_gateway.media.files import new_secret_id
-from omnibus_gateway.media.spoken_answers import SpokenAnswers
+from omnibus_gateway.media.spoken_answers import AudioFileStream, SpokenAnswers, encode_audio_file
 from omnibus_gateway.openai import chat_response, vllm_omni
 from omnibus_gateway.openai.chat_request import ChatRequest
-from omnibus_gateway.openai.chat_stream import DONE, ChatStream
+from omnibus_gateway.openai.chat_response import DONE, ChatStream
 from omnibus_gateway.pricing.meter import UsageMeter
-from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.continuing import ResumableStream
-from omnibus_gateway.request.event_ids import NumberedStream
+from omnibus_gateway.request.accumulator import AnswerAccumulator, ChoicesAccumulator
+from omnibus_gateway.request.continuing import NumberedStream, ResumableStream
 from omnibus_gateway.request.request import ClientRequest
-from omnibus_gateway.tasks.output_streams import open_output_streams
+
+_EXPECTED_PARTS = {"text": "text or `TextChunk`s", "audio": "float samples or `Audio`"}
+#: Types of the parts of an answer's streams.
+PARTS: dict[str, Any] = {"text": TextChunk, "audio": Audio}
+
+
+def open_output_streams(output: ChatOutput) -> dict[str, ItemStream]:
+    """Return the answer's streams by name, for ``merge_streams``."""
+    outputs = {"text": output.text, "audio": output.audio}
+    return {name: as_item_stream(name, value) for name, value in outputs.items() if value is not None}
+
+
+def as_item_stream(name: str, value: Any) -> ItemStream:
+    """Return ``value`` as a stream: a result, a stream of parts (text or samples), or one part.
+
+    Raises ``StreamConsumed`` for a result that its task has already read.
+    """
+    if isinstance(value, ItemStream):
+        return value
+    if type(value) is Result and not value.is_transformed and value.element is PARTS[name]:
+        source = value.claim_source()
+        if isinstance(source, ItemStream):
+            return source
+    return IteratorStream(name, value)
+
+
+class IteratorStream(ItemStream):
+    """Stream of parts that a task reads from a value until ``stop``."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__()
+        self._task = asyncio.get_running_loop().create_task(self._read_value(name, value))
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    async def _read_value(self, name: str, value: Any) -> None:
+        try:
+            async for part in _iterate_parts(value):
+                self.add_item(_to_item(name, part))
+                self.wake_reader()
+            self.end()
+        except OmnibusError as error:
+            self.fail(error)
+        except Exception as error:  # noqa: BLE001 a model's own code: its failure fails the answer
+            self.fail(Fatal(f"the answer's {name} failed ({type(error).__name__}) while it was generated"))
+
+
+async def _iterate_parts(value: Any) -> AsyncIterator[Any]:
+    if type(value) is Result and value.kind != STREAM:
+        value = await value
+    if hasattr(value, "__aiter__"):
+        async for part in value:
+            yield part
+    else:
+        yield value
+
+
+def _to_item(name: str, part: Any) -> Item:
+    """Encode a part: str or ``TextChunk``, samples or ``Audio``."""
+    if name == "text" and isinstance(part, str):
+        return Item({"text": part})
+    if name == "audio" and isinstance(part, np.ndarray):
+        return Item({"rate": Audio().rate}, np.asarray(part, np.float32))
+    if isinstance(part, Item):
+        return part
+    if not isinstance(part, PARTS[name]):
+        raise Fatal(f"the answer's {name} holds a {type(part).__name__}: it must be {_EXPECTED_PARTS[name]}")
+    return encode_item(part)
+
 
 #: Name of a stream without output of the answer.
 ACCEPTED_STREAM = "accepted"
@@ -293,3 +368,101 @@ def _accumulate_text(got: AnswerAccumulator, name: str, item: Item) -> Sequence[
         return (text,) if text else ()
     ends = accumulate(item.cuts)
     return [piece for end, size in zip(ends, item.cuts, strict=True) if (piece := text[end - size : end])]
+
+
+async def render_choices(
+    run: ClientRequest,
+    request: ChatRequest,
+    outputs: Sequence[ChatOutput],
+    got: ChoicesAccumulator,
+    meter: UsageMeter | None = None,
+) -> bytes:
+    """Build the body of a ``chat.completion`` with several answers; a ``meter`` adds their total price."""
+    async for batch in merge_streams(_open_streams(outputs)):
+        for name, item in batch:
+            got.add_text(int(name), item.data)
+    if meter is not None:
+        got.price = await meter.measure_request(run.segments)
+    id = f"chatcmpl-{run.id}"
+    choices = [
+        chat_response.build_choice(
+            id,
+            each.text,
+            None,
+            each.finish,  # type: ignore[arg-type]
+            each.structured_parts(logprobs=bool(request.logprobs)),
+            place,
+        )
+        for place, each in enumerate(got.choices)
+    ]
+    return chat_response.encode_choices(
+        id=id,
+        model=run.model_name,
+        created=int(run.created),
+        choices=choices,
+        usage=got.usage(),
+        fingerprint=f"epoch-{run.epoch}",
+    )
+
+
+async def stream_choices(
+    run: ClientRequest,
+    request: ChatRequest,
+    outputs: Sequence[ChatOutput],
+    got: ChoicesAccumulator,
+    meter: UsageMeter | None = None,
+) -> AsyncIterator[bytes]:
+    """Yield the body of a streamed completion with several answers; ``index`` is the answer of an event.
+
+    The first events are sent when all executors have accepted the request, or with earlier output. ``run`` ends before
+    the last event. With a ``meter``, the stream contains the usage and its price. Raises any error of the answers.
+    """
+    streams = [open_event_stream(run, request, priced=meter is not None, place=place) for place in range(len(outputs))]
+    writers = [_ChoiceWriter(request, stream, place, got) for place, stream in enumerate(streams)]
+    head = [writer.stream.role() for writer in writers]
+    acceptance, parts = AcceptanceStream(), _open_streams(outputs)
+    if run.notify_when_accepted(acceptance.mark_accepted):
+        parts[ACCEPTED_STREAM] = acceptance
+    async for batch in merge_streams(parts):
+        frames, head = head, []
+        acceptance.end()
+        for name, item in batch:
+            if name != ACCEPTED_STREAM:
+                frames += writers[int(name)].write(item.data)
+        yield b"".join(frames)
+    if meter is not None:
+        got.price = await meter.measure_request(run.segments)
+    run.end("done")
+    ends = [writer.close() for writer in writers]
+    yield b"".join([*head, *ends, writers[0].stream.usage(got.usage()), DONE])
+
+
+class _ChoiceWriter:
+    """Event writer of one of several answers."""
+
+    def __init__(self, request: ChatRequest, stream: ChatStream, place: int, got: ChoicesAccumulator) -> None:
+        self.stream = stream
+        self._place = place
+        self._got = got
+        self._logprobs = bool(request.logprobs)
+        self._logged = 0  # tokens whose probabilities were sent
+        self._ended = False
+
+    def write(self, data: dict[str, Any]) -> list[bytes]:
+        """Encode the next chunk of its text as events."""
+        self._got.add_text(self._place, data)
+        got = self._got.choices[self._place]
+        frames = [encode_chunk(self.stream, self.stream.text, data)]
+        if self._logprobs and (fresh := got.logprobs[self._logged :]):
+            self._logged += len(fresh)
+            frames.append(self.stream.logprobs(fresh))
+        return [*frames, self.close()] if "usage" in data else frames
+
+    def close(self) -> bytes:
+        """Return the last event of the answer; b"" if it was sent."""
+        self._ended, was_ended = True, self._ended
+        return b"" if was_ended else self.stream.finish(self._got.choices[self._place].finish)  # type: ignore[arg-type]
+
+
+def _open_streams(outputs: Sequence[ChatOutput]) -> dict[str, ItemStream]:
+    return {str(place): as_item_stream("text", output.text) for place, output in enumerate(outputs)}

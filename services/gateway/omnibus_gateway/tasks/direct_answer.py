@@ -9,12 +9,11 @@ from typing import NamedTuple
 import numpy as np
 
 from omnibus.encoding.audio import SoundFormat, encode_audio
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from omnibus_gateway.media.files import new_secret_id
 from omnibus_gateway.media.spoken_answers import SpokenAnswers
 from omnibus_gateway.openai.chat_request import ChatRequest
-from omnibus_gateway.openai.chat_response import ChatCompletionAudio
-from omnibus_gateway.openai.chat_stream import DONE
+from omnibus_gateway.openai.chat_response import DONE, ChatCompletionAudio
 from omnibus_gateway.request.accumulator import AnswerAccumulator
 from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.tasks.chat_response import (

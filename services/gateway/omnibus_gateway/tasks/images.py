@@ -17,8 +17,8 @@ from omnibus.task.runtime import run as run_task
 from omnibus_gateway.media.inspect import InspectedMedia
 from omnibus_gateway.pricing.headers import PriceOptions
 from omnibus_gateway.pricing.quotes import ExpectedSizes, Quote, require_static
-from omnibus_gateway.request.factory import RequestFactory
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.request import ClientRequest, RequestFactory
+from omnibus_gateway.tasks.prepared_chat import place_media
 from omnibus_gateway.tasks.resolve import (
     IMAGE,
     IMAGES,
@@ -29,7 +29,6 @@ from omnibus_gateway.tasks.resolve import (
     request_class,
     requires_image,
 )
-from omnibus_gateway.tasks.text_inputs import place_media
 
 APP = "images"
 

@@ -1,24 +1,136 @@
-"""A chat request as input of a composite task."""
+"""A chat request as input of a composite task.
 
-from collections.abc import Mapping
+Text generation parameters of a chat request.
+
+Kinds of chats: requests with the same graph of a composite task, except for its literals.
+
+A kind is everything that ``invoke`` may read: modalities, voice, audio output, and estimates of work. Everything else,
+which is messages, parameters and media, is a hole of a skeleton (``omnibus.task.skeleton``). The skeleton is recorded
+and verified once, and filled for each request.
+
+Texts and media as inputs of a task: texts in its invocation, media and long texts in the arena.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
+from itertools import count
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from omnibus.errors import OmnibusError, TooLarge
 from omnibus.graph import encode_input
+from omnibus.plan import Plan
 from omnibus.profile import QUANTITIES
 from omnibus.store import AdapterRecord
-from omnibus.task import ChatInput
+from omnibus.task import ChatInput, ChatOutput, CompositeTask, Segment, record, replay
+from omnibus.task.input_codec import Hole
 from omnibus.task.library.choices import ChoicesInput
+from omnibus.task.skeleton import Skeleton, record_skeleton
 from omnibus_gateway.media import inspect as openai_media
 from omnibus_gateway.media.inspect import InspectedMedia
 from omnibus_gateway.openai.chat_request import ChatRequest
-from omnibus_gateway.pricing.quantities import Estimates
-from omnibus_gateway.routing.sampling_defaults import NEUTRAL, ModelSampling
-from omnibus_gateway.tasks.params import sampling_params
+from omnibus_gateway.openai.tools import JsonObjectFormat, JsonSchemaFormat, tool_params
+from omnibus_gateway.openai.vllm_params import GUIDED, template_places, vllm_params
+from omnibus_gateway.pricing.meter import Estimates
+from omnibus_gateway.request.inputs import MAX_READERS, place_input
+from omnibus_gateway.request.request import ClientRequest, RequestFactory
+from omnibus_gateway.routing.assignment import FALLBACK, NEUTRAL, NEUTRAL_TEMPERATURE, Assignment, ModelSampling
 from omnibus_gateway.tenancy.tenant import current_tenant
+
+#: Rarely used parameters of vLLM, read in one call.
+_VLLM_FIELDS = (
+    "structured_outputs", *GUIDED, "stop_token_ids", "min_tokens", "allowed_token_ids", "bad_words",
+    "include_stop_str_in_output", "skip_special_tokens", "truncate_prompt_tokens", "add_generation_prompt",
+    "continue_final_message",
+)  # fmt: skip
+_read_vllm_fields = attrgetter(*_VLLM_FIELDS)
+_NO_VLLM_FIELDS = (None,) * len(_VLLM_FIELDS)
+#: Sampling fields of every request, and their values if neither the request nor the model sets them.
+_NEUTRAL = {"temperature": NEUTRAL_TEMPERATURE, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0}
+#: Sampling fields of a request only if the request or the model sets them.
+_RARE = ("min_p", "presence_penalty", "frequency_penalty")
+
+
+def sampling_params(request: ChatRequest, usual: ModelSampling = NEUTRAL) -> dict[str, Any]:
+    """Return the fields of ``omnibus.task.library.language.TextParams`` for ``request``.
+
+    ``usual`` completes missing fields. If executors may have more defaults of their checkpoint, those fields are
+    omitted.
+    """
+    values = usual.values
+    params: dict[str, Any] = {
+        "max_tokens": request.token_limit,
+        "stop": list(request.stop_strings),
+        "ignore_eos": bool(request.ignore_eos),
+    }
+    for name, neutral in _NEUTRAL.items():
+        value = getattr(request, name)
+        if value is not None:
+            params[name] = max(value, 0)
+        elif name in values or usual.complete:
+            params[name] = values.get(name, neutral)
+    if not usual.complete and "temperature" not in params:
+        params[FALLBACK] = NEUTRAL_TEMPERATURE
+    if values:
+        params |= _rare_params(request, values)
+    return params if is_plain(request) else params | _more_params(request)
+
+
+def _rare_params(request: ChatRequest, values: Mapping[str, float]) -> dict[str, Any]:
+    """Return rarely used fields: the defaults in ``values`` that ``request`` does not set."""
+    params = {name: values[name] for name in _RARE if name in values and getattr(request, name) is None}
+    if "max_tokens" in values and request.token_limit is None and not request.ignore_eos:
+        params["usual_tokens"] = values["max_tokens"]
+    return params
+
+
+def is_plain(request: ChatRequest) -> bool:
+    """Return True if ``request`` has only common fields."""
+    return (
+        not request.tools
+        and request.response_format is None
+        and request.logprobs is None
+        and request.logit_bias is None
+        and request.min_p is None
+        and request.presence_penalty is None
+        and request.frequency_penalty is None
+        and request.reasoning_effort is None
+        and request.chat_template_kwargs is None
+        and _read_vllm_fields(request) == _NO_VLLM_FIELDS
+    )
+
+
+def _more_params(request: ChatRequest) -> dict[str, Any]:
+    more: dict[str, Any] = {}
+    for name in ("min_p", "presence_penalty", "frequency_penalty", "logit_bias"):
+        if value := getattr(request, name):
+            more[name] = value
+    if request.logprobs:
+        more["logprobs"] = request.top_logprobs or 0
+    if shape := structured_outputs(request):
+        more["structured_outputs"] = shape
+    parallel = request.parallel_tool_calls is not False
+    more |= tool_params(request.tools or [], request.tool_choice, parallel=parallel)
+    more |= vllm_params(request)
+    template = {**(request.chat_template_kwargs or {}), **template_places(request)}
+    if request.reasoning_effort is not None:
+        template["reasoning_effort"] = request.reasoning_effort
+    return {**more, "template": template} if template else more
+
+
+def structured_outputs(request: ChatRequest) -> dict[str, Any] | None:
+    """Return the required format of the text; None for free text."""
+    match request.response_format:
+        case JsonObjectFormat():
+            return {"json_object": True}
+        case JsonSchemaFormat(asked):
+            return {"json": asked.schema}
+    return None
+
 
 #: Bytes of messages above which they are sent by handle.
 MAX_INLINE_BYTES = 16 * 1024
@@ -154,3 +266,168 @@ def _speech_params(request: ChatRequest, usual: Mapping[str, float]) -> dict[str
     if "top_k" in audio_params:
         audio_params["top_k"] = max(0, audio_params["top_k"])
     return {**how, **audio_params, **most}
+
+
+log = logging.getLogger(__name__)
+
+#: Maximum number of kinds per plan.
+MAX_KINDS = 256
+
+
+class ChatKind(NamedTuple):
+    """Graph of all chats of one kind, assigned by ``plan``."""
+
+    plan: Plan | None
+    skeleton: Skeleton
+    assignment: Assignment
+
+    @property
+    def segment(self) -> Segment:
+        """Graph with holes; its executors are already known."""
+        return self.skeleton.segment
+
+    def fill(self, chat_input: ChatInput) -> tuple[Segment, Assignment]:
+        """Return the graph of ``chat_input``, whose inputs are placed, and its assignment."""
+        segment = self.skeleton.fill(_literals(chat_input))
+        kind = self.assignment
+        return segment, Assignment(kind.model, kind.kind, kind.parts, segment.nodes)
+
+
+class RequestGraph(NamedTuple):
+    """Graph of one request, and its assignment if known. ``bind`` builds the answer from its streams."""
+
+    segment: Segment
+    assignment: Assignment | None
+    bind: Callable[[Mapping[tuple[int, str], Any]], ChatOutput]
+
+
+class ChatKinds:
+    """Cache of kinds for the current plan. One in ``verify_every`` requests is still recorded in full."""
+
+    def __init__(self, runs: RequestFactory, verify_every: int) -> None:
+        self._runs = runs
+        self._every = max(1, verify_every)
+        self._plan: Plan | None = None
+        self._kinds: dict[object, ChatKind | None] = {}
+        self._excluded: set[str] = set()  # models whose task depends on more than the kind
+        self._requests = count(1)
+
+    def find_kind(self, model: str, task: CompositeTask, chat_input: ChatInput) -> ChatKind | None:
+        """Return the kind of ``chat_input`` for ``task`` of ``model``; None if it must be recorded separately.
+
+        Raises as ``Router.assign``.
+        """
+        if self._plan is not self._runs.router.plan:
+            self._plan = self._runs.router.plan
+            self._kinds.clear()
+            self._excluded.clear()
+        if model in self._excluded:
+            return None
+        key = (
+            model,
+            chat_input.modalities,
+            chat_input.voice,
+            chat_input.speech is None,
+            chat_input.tokens,
+            chat_input.prompt,
+            chat_input.answer,
+        )
+        if key not in self._kinds:
+            if len(self._kinds) >= MAX_KINDS:
+                self._kinds.clear()
+            self._kinds[key] = self._record_kind(model, task, chat_input)
+        return self._kinds[key]
+
+    def _record_kind(self, model: str, task: CompositeTask, chat_input: ChatInput) -> ChatKind | None:
+        holes = [Hole() for _ in _literals(chat_input)]
+        messages, params, speech, *media = holes
+        open_literals: dict[str, Any] = {"messages": messages, "params": params, "media": tuple(media)}
+        if chat_input.speech is not None:
+            open_literals["speech"] = speech
+        try:
+            skeleton = record_skeleton(task.invoke, chat_input.model_copy(update=open_literals), holes)
+        except OmnibusError as error:  # an invalid request raises this again when it is recorded
+            log.debug("%s has no graph by kind: %s", model, error)
+            return None
+        if skeleton is None:
+            return None
+        assignment = self._runs.router.assign(skeleton.segment.nodes, model)
+        return ChatKind(self._runs.router.plan, skeleton.with_nodes(assignment.nodes), assignment)
+
+    def known_assignment(self, kind: ChatKind | None) -> Assignment | None:
+        """Return the assignment of ``kind``; None after a change of plan."""
+        return kind.assignment if kind is not None and kind.plan is self._runs.router.plan else None
+
+    def build_graph(
+        self, kind: ChatKind | None, run: ClientRequest, task: CompositeTask, chat_input: ChatInput
+    ) -> RequestGraph:
+        """Build the graph of ``chat_input``, of this ``kind``, whose inputs are placed.
+
+        Raises as ``record`` and ``Router.assign``.
+        """
+        if kind is not None and kind.plan is not self._runs.router.plan:
+            kind = self.find_kind(run.model, task, chat_input)
+        if kind is not None and next(self._requests) % self._every:
+            segment, assignment = kind.fill(chat_input)
+            return RequestGraph(segment, assignment, kind.skeleton.bind_answer)
+        recorded_segment = record(task.invoke, chat_input, run.choice_point)
+        if kind is not None:
+            self._compare_graphs(kind, run.model, chat_input, recorded_segment)
+        return RequestGraph(recorded_segment, None, partial(replay, task.invoke, chat_input, recorded_segment))
+
+    def _compare_graphs(self, kind: ChatKind, model: str, chat_input: ChatInput, recorded_segment: Segment) -> None:
+        """Compare the graph of a request with that of its kind; exclude the model if they differ."""
+        filled_segment, assignment = kind.fill(chat_input)
+        nodes = self._runs.router.assign(recorded_segment.nodes, model).nodes
+        about = (recorded_segment.outputs, recorded_segment.work, recorded_segment.pins, recorded_segment.choices)
+        if nodes != assignment.nodes or about != (
+            filled_segment.outputs,
+            filled_segment.work,
+            filled_segment.pins,
+            filled_segment.choices,
+        ):
+            self._excluded.add(model)
+            log.error(
+                "requests of one kind to %s have different graphs: its `invoke` depends on time, randomness or "
+                "other state than its request. From now on, each request is recorded separately",
+                model,
+            )
+
+
+def _literals(chat_input: ChatInput) -> list[Any]:
+    return [chat_input.messages, chat_input.params, chat_input.speech, *chat_input.media]
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+async def place_texts(
+    runs: RequestFactory, run: ClientRequest, texts: Sequence[Any], param: str, max_bytes: int
+) -> tuple[Any, int]:
+    """Return the literal of ``texts`` and the bytes of their JSON.
+
+    Raises ``TooLarge`` with ``param`` for more than ``max_bytes``.
+    """
+    body = _encode(texts)
+    if len(body) > max_bytes:
+        raise TooLarge(f"the texts have {len(body)} bytes, the limit is {max_bytes}", param=param)
+    if len(body) <= MAX_INLINE_BYTES:
+        return msgspec.Raw(body), len(body)
+    content_info = ("text", "application/json", sha256(body).hexdigest())
+    literal = await place_input(
+        runs.tensors, run.kept, body, content_info, run.inputs_name, run.deadline, MAX_READERS, run.salt
+    )
+    return literal, len(body)
+
+
+async def place_media(runs: RequestFactory, run: ClientRequest, item: InspectedMedia) -> dict[str, Any]:
+    """Put ``item`` into the arena for ``run``; return its literal."""
+    content_info = (item.info.modality, item.info.mime, item.info.sha256)
+    return await place_input(
+        runs.tensors, run.kept, item.data, content_info, run.inputs_name, run.deadline, MAX_READERS, run.salt
+    )
+
+
+async def await_result(result: Any) -> Any:
+    """Return an output of a task."""
+    return await result

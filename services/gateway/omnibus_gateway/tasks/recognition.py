@@ -16,10 +16,9 @@ from omnibus.task.library import (
 from omnibus.task.runtime import run as run_task
 from omnibus_gateway.media.inspect import InspectedMedia, estimate_tokens
 from omnibus_gateway.pricing.headers import PriceOptions
-from omnibus_gateway.request.factory import RequestFactory
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.request import ClientRequest, RequestFactory
+from omnibus_gateway.tasks.prepared_chat import place_media
 from omnibus_gateway.tasks.resolve import TaskCache, create_recognition_task, create_speech_task
-from omnibus_gateway.tasks.text_inputs import place_media
 
 #: Expected tokens of text in a token of audio: a person speaks about three words in a second.
 _TEXT_SHARE = 0.2

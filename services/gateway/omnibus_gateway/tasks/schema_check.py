@@ -21,7 +21,7 @@ from omnibus.structured.grammar import MAX_SCHEMA_BYTES, first_line
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.tools import JsonSchemaFormat
 from omnibus_gateway.openai.vllm_params import GUIDED, vllm_shape
-from omnibus_gateway.tenancy.external_slots import TenantSlots
+from omnibus_gateway.tenancy.body_budget import TenantSlots
 from omnibus_gateway.tenancy.tenant import current_tenant
 
 log = logging.getLogger(__name__)

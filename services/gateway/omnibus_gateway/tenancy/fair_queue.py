@@ -8,19 +8,22 @@ virtual token counter (Sheng et al., Fairness in Serving Large Language Models, 
 returns after a pause begins at the lowest mark of the waiting tenants. So a pause earns nothing, and requests of others
 in service do not delay it, even if their estimates are wrong.
 
-A request needs a place at each of the executors on one of its paths (``omnibus_gateway.tenancy.places``). The tenant
+A request needs a place at each of the executors on one of its paths (``omnibus_gateway.tenancy.admission``). The tenant
 with the lowest sum goes first. If its request finds no place, others may pass it, but only at executors that it does
 not wait for. So no executor is idle for its sake, and no stream of other requests starves it.
 
 While two tenants both wait for the same executors, their usage divided by their weights stays close. It differs at most
 by the cost of their requests in service plus one request, divided by their weights.
+
+Prometheus metrics of admission; requests of several models count for each.
 """
 
-from collections import deque
-from collections.abc import Callable, Collection, Hashable
-from typing import Protocol
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable, Iterable
+from typing import NamedTuple, Protocol
 
 from omnibus.errors import Overloaded
+from omnibus.metrics import GATEWAY, TENANTS
 
 WAITING, WORKING, OVER = "waiting", "working", "over"
 #: Bounds of ``Retry-After`` in seconds for a client whose queue is full.
@@ -225,3 +228,42 @@ def _queue_mark(line: TenantQueue) -> float:
 
 def _expected_mark(line: TenantQueue) -> float:
     return line.mark + line.ahead
+
+
+class ModelQueue(NamedTuple):
+    """Queue of requests to one combination of ``models``."""
+
+    models: tuple[str, ...]
+    fair: FairQueue
+
+
+def watch_queues(queues: Callable[[], Iterable[ModelQueue]]) -> None:
+    """Register ``queues`` as the source of the gauges of admission."""
+    TENANTS.waiting.set_values(lambda: _by_model((queue.models, queue.fair.waiting) for queue in queues()))
+    TENANTS.working.set_values(lambda: _by_model((queue.models, queue.fair.working) for queue in queues()))
+
+
+def count_refused(tenant: str, reason: str, *models: str) -> None:
+    """Count a rejected request of ``tenant`` to ``models``."""
+    TENANTS.refusal_counter(tenant, reason).inc()
+    for model in models:
+        GATEWAY.rejection_counter(model, reason).inc()
+
+
+def observe_wait(seconds: float, models: Iterable[str]) -> None:
+    """Record the seconds that a request to ``models`` waited."""
+    for model in models:
+        TENANTS.wait_histogram(model).observe(seconds)
+
+
+def count_gpu_seconds(tenant: str, seconds: float) -> None:
+    """Count the GPU-seconds of an ended request of ``tenant``."""
+    TENANTS.gpu_seconds(tenant).inc(seconds)
+
+
+def _by_model(counts: Iterable[tuple[tuple[str, ...], int]]) -> Counter[tuple[str, ...]]:
+    totals: Counter[tuple[str, ...]] = Counter()
+    for models, count in counts:
+        for model in models:
+            totals[model,] += count
+    return totals

@@ -8,8 +8,7 @@ from omnibus.errors import GatewayStopping, Overloaded
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.tenancy.rate_limits import RateLimits
-from omnibus_gateway.tenancy.shares import tenant_share
-from omnibus_gateway.tenancy.tenant import current_tenant
+from omnibus_gateway.tenancy.tenant import current_tenant, tenant_share
 
 
 class OpenSockets:

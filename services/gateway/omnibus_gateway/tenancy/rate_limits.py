@@ -1,4 +1,14 @@
-"""This gateway's part of a key's limits: request rate, concurrency and GPU-seconds."""
+"""This gateway's part of a key's limits: request rate, concurrency and GPU-seconds.
+
+Token bucket that fills at a steady rate. Pure state: the caller passes the clock.
+
+Number of gateways, by which each divides a tenant's limits.
+
+A limit is divided by the gateways with recent heartbeats. Together they allow no more than the limit, rounded up to one
+request each. A tenant gets all of it if its requests are spread evenly, and a G-th if it uses one of G gateways. After
+a gateway dies, its part is unused for ``GATEWAY_ABSENT_SECONDS``. After one joins, there is one part too many for one
+heartbeat.
+"""
 
 import asyncio
 import time
@@ -7,9 +17,49 @@ from contextlib import contextmanager
 from math import ceil, floor
 
 from omnibus.api_key import KeyRecord
+from omnibus.bus.heartbeats import GATEWAY_ABSENT_SECONDS
+from omnibus.bus.messages import GatewayStatus
+from omnibus.cluster.presence import PresenceTracker
 from omnibus.errors import Overloaded
-from omnibus_gateway.tenancy import metrics
-from omnibus_gateway.tenancy.token_bucket import TokenBucket
+from omnibus_gateway.tenancy.fair_queue import count_refused
+
+
+class TokenBucket:
+    """Bucket that fills by ``rate`` a second up to ``most``. One ``take_tokens`` may overdraw it."""
+
+    __slots__ = ("_at", "_level", "_most", "_rate")
+
+    def __init__(self, rate: float, most: float, now: float) -> None:
+        self._rate = rate
+        self._most = most
+        self._level = most
+        self._at = now
+
+    def resize(self, rate: float, most: float, now: float) -> None:
+        """Change the rate; the level stays, as far as it fits."""
+        self._fill(now)
+        self._rate, self._most = rate, most
+        self._level = min(self._level, most)
+
+    def wait_seconds(self, need: float, now: float) -> float:
+        """Return the seconds until ``need`` is available; 0 if it is now."""
+        self._fill(now)
+        return max(0.0, (min(need, self._most) - self._level) / self._rate)
+
+    def state(self, now: float) -> tuple[float, float]:
+        """Return the level (negative if overdrawn) and the seconds until full."""
+        self._fill(now)
+        return self._level, (self._most - self._level) / self._rate
+
+    def take_tokens(self, amount: float, now: float) -> None:
+        """Take ``amount``; a negative amount is returned to the bucket."""
+        self._fill(now)
+        self._level = min(self._most, self._level - amount)
+
+    def _fill(self, now: float) -> None:
+        self._level = min(self._most, self._level + max(0.0, now - self._at) * self._rate)
+        self._at = max(now, self._at)
+
 
 #: Seconds of its GPU-seconds that a key may use at once.
 BURST_SECONDS = 10.0
@@ -165,7 +215,7 @@ class RateLimits:
         try:
             allowance.start_request(self._clock(), starts_work)
         except Overloaded as error:  # its model is not known yet
-            metrics.count_refused(record.tenant, error.reason, "")
+            count_refused(record.tenant, error.reason, "")
             raise
         try:
             yield
@@ -190,3 +240,22 @@ class RateLimits:
             else:
                 del self._known[hash]
                 each.revoke()
+
+
+class GatewayPeers:
+    """All gateways, including this one; pass events of ``subjects.GATEWAY`` to ``handle_status``."""
+
+    def __init__(self, me: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._me = me
+        self._others = PresenceTracker[bool](GATEWAY_ABSENT_SECONDS, clock)
+
+    def handle_status(self, status: GatewayStatus) -> None:
+        if status.state == "gone":
+            self._others.remove(status.id)
+        elif status.id != self._me:
+            self._others.record(status.id, True)
+
+    @property
+    def count(self) -> int:
+        """Number of gateways, at least 1."""
+        return 1 + len(self._others.entries())

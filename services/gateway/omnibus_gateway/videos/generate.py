@@ -15,9 +15,7 @@ from omnibus.task.runtime import merged
 from omnibus.task.runtime import run as run_task
 from omnibus_gateway.openai.videos import REFERENCE
 from omnibus_gateway.pricing.headers import PriceOptions
-from omnibus_gateway.request.factory import RequestFactory
-from omnibus_gateway.request.lifecycle import run_to_end
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.request import ClientRequest, RequestFactory, run_to_end
 from omnibus_gateway.tasks.resolve import (
     IMAGE,
     TaskCache,

@@ -16,7 +16,7 @@ from secrets import token_hex
 from omnibus.errors import Overloaded, storage_error
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.files.object_storage import ObjectStorage
-from omnibus_gateway.http.ranges import Content
+from omnibus_gateway.http.response import Content
 from omnibus_gateway.media.files import remove_older
 from omnibus_gateway.openai.videos import Variant
 from omnibus_gateway.videos.copies import DRAFT

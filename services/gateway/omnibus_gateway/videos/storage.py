@@ -14,9 +14,8 @@ from typing import Protocol
 from omnibus.encoding import video
 from omnibus.errors import Forbidden, OmnibusError, Overloaded, StorageFull, storage_error
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.http.ranges import Content
-from omnibus_gateway.media.peer_files import KeptFile
-from omnibus_gateway.media.peers import MediaPeers
+from omnibus_gateway.http.response import Content
+from omnibus_gateway.media.peers import KeptFile, MediaPeers
 from omnibus_gateway.openai.videos import Variant
 from omnibus_gateway.videos.copies import DRAFT, UNTIL, VideoCopies
 from omnibus_gateway.videos.job_payload import video_not_found

@@ -1,5 +1,11 @@
-"""The slot cache of decoders with cross-attention: some of their layers attend to rows of an encoder."""
+"""The slot cache of decoders with cross-attention: some of their layers attend to rows of an encoder.
 
+Slots of decoders with both kinds of attention in each layer.
+
+A layer attends to earlier tokens and to rows of an encoder, as in Whisper.
+"""
+
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,10 +14,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from omnibus_llm.engine import kv_codec
-from omnibus_llm.engine.kv_codec import CacheLayout, Layers
-from omnibus_llm.engine.slot_cache import SlotCache, zeros
+from omnibus_llm.engine.decode_pass import DecodePass
+from omnibus_llm.engine.slot_cache import CacheLayout, Layers, SlotCache, pack_cache, zeros
 from omnibus_models.attention import Attention, Crossing, Mask
+from omnibus_models.contract import Decoder
 
 
 class _CrossedLayer(NamedTuple):
@@ -64,7 +70,7 @@ class CrossCache(SlotCache):
         ]
 
     def pack(self, layers: Layers) -> tuple[dict[str, Any], np.ndarray]:
-        return kv_codec.pack_cache(layers, len(self._crossed))
+        return pack_cache(layers, len(self._crossed))
 
     def insert(self, layers: Layers) -> int:
         back, aside = layers[: len(self._back)], layers[len(self._back) :]
@@ -133,3 +139,46 @@ class CrossCache(SlotCache):
                 wider = zeros((slots, heads, rows, width), tensor)
                 wider[:, :, :room] = tensor
                 self._stored[index] = wider
+
+
+class PairedCache(CrossCache):
+    """Slots with the keys and values of both kinds: those of cross-attention are layers after the others."""
+
+    def __init__(self, slots: int, context: int, layers: int) -> None:
+        super().__init__(slots, context, 2 * layers, range(layers, 2 * layers))
+
+    def filled_layers(self, cache: Any, attention: Attention | None) -> Layers:
+        """See ``SlotCache``. ``cache`` is an ``EncoderDecoderCache``, all of whose rows are kept."""
+        layers = [*cache.self_attention_cache.layers, *cache.cross_attention_cache.layers]
+        return [(layer.keys[0], layer.values[0]) for layer in layers]
+
+    def occupy_slots(self, count: int, length: int) -> list[int]:
+        """See ``SlotCache``. Each sequence has as many rows as there is memory for."""
+        slots = super().occupy_slots(count, length)
+        self.rows = [self._stored[0].shape[2]] * len(slots)
+        return slots
+
+
+class PairedPass(DecodePass):
+    """A ``DecodePass`` for sequences with different numbers of rows: one pass for each number.
+
+    Windows of one length, as Whisper's, have the same number.
+    """
+
+    def __init__(self, decoder: Decoder, cache: PairedCache) -> None:
+        super().__init__(decoder, cache)
+        self._rows = cache
+
+    def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
+        """See ``DecodePass``."""
+        groups = defaultdict[int, list[int]](list)
+        for place, slot in enumerate(slots):
+            groups[self._rows.rows[slot]].append(place)
+        if len(groups) == 1:
+            return super().run(slots, inputs, positions)
+        parts = [
+            super(PairedPass, self).run([slots[at] for at in places], inputs[places], [positions[at] for at in places])
+            for places in groups.values()
+        ]
+        order = torch.tensor([at for places in groups.values() for at in places], device=inputs.device)
+        return torch.cat(parts)[order.argsort()]

@@ -5,6 +5,8 @@ of prompts, and media items of an encoder that shares the loop. The arithmetic o
 Everything else (joining, leaving and delivery) runs on the event loop between two calls, so nothing here needs a lock.
 Method: Orca (Yu et al. 2022, iteration-level scheduling), prefill in shares as in Sarathi-Serve (Agrawal et al. 2024),
 stages in one step as in TriInfer.
+
+A decoder with the engine that serves it: the common base of language models and talkers.
 """
 
 import asyncio
@@ -16,15 +18,16 @@ from contextlib import contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from omnibus.bus.messages import BatchCounts
-from omnibus.executor.job_clock import charge_jobs, current_clock
+from omnibus.executor.job_clock import Stopwatch, charge_jobs, current_clock
 from omnibus.executor.scheduler import Schedule, StepBudget, StepPlan
 from omnibus.executor.step_budget import NO_GOALS, BudgetSizes, StepCosts, StepGoals, find_budget, measure_costs
-from omnibus.executor.stopwatch import Stopwatch
 from omnibus.spare_places import count_spare_places
-from omnibus_engines.component import engine_closed_error
+from omnibus_engines.component import ComponentSource, Hosted, by_size, engine_closed_error
 from omnibus_llm.engine.sequence import DecoderSequence, Packed, StepOutcome, TokenStep
 from omnibus_llm.engine.step import Feed, Steps
 from omnibus_models.contract import Decoder
+from omnibus_models.int8_weights import quantise_weights
+from omnibus_models.packed_weights import pack_weights
 
 S = TypeVar("S", bound=DecoderSequence)
 Compute = Callable[..., Awaitable[Any]]
@@ -355,3 +358,63 @@ class BatchingEngine(Generic[S]):
         self._failed = self._failed or error
         for each in list(self.schedule):
             each.fail(self._failed)
+
+
+D = TypeVar("D", bound=Decoder)
+
+
+class HostedDecoder(Hosted[D], Generic[D, S]):
+    """A decoder, its ``engine``, and ``context``, the longest sequence; both are set by ``load``.
+
+    ``feed`` makes the engine's inputs. A ``limits.context`` of 0 means the model's own.
+    """
+
+    def __init__(
+        self,
+        source: ComponentSource,
+        threads: int,
+        limits: EngineLimits,
+        feed: Callable[[D], Feed[S]],
+        *,
+        beside: bool = False,
+    ) -> None:
+        super().__init__(source, threads, beside=beside)
+        self.engine: BatchingEngine[S]
+        self.context: int
+        self._limits = limits
+        self._feed = feed
+        self._parallel = beside and source.device.startswith("cuda")
+
+    @property
+    def batch_counts(self) -> BatchCounts:
+        """See ``Runner``."""
+        return self.engine.batch_counts
+
+    def stats(self) -> dict[str, Any]:
+        engine = self.engine
+        return {
+            "parameters": self.model.parameters,
+            "slots": self._limits.slots,
+            "used": engine.used,
+            "waiting": engine.waiting,
+            "tokens": engine.tokens,
+            "batches": by_size(engine.batches),
+            "copied_prompts": engine.copied_prompts,
+            "kv_bytes_per_token": engine.kv_token_bytes,
+            "kv_bytes": engine.kv_token_bytes * engine.rows * self.context,
+            **self.memory_stats(),
+        }
+
+    def _load_model(self) -> D:
+        model = super()._load_model()
+        if self._limits.int8:
+            quantise_weights(model.module)
+        pack_weights(model.module)
+        return model
+
+    async def _set_up(self) -> None:
+        self.context = min(self._limits.context or self.model.context, self.model.context)
+        limits = self._limits._replace(context=self.context)
+        self.engine = BatchingEngine(self.model, self._feed(self.model), self._compute, limits, parallel=self._parallel)
+        await self.engine.start()
+        self._start_loop(self.engine.serve())

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from omnibus_llm.engine.kv_codec import cache_layers
-from omnibus_llm.engine.thinker_feed import Thinking
+from omnibus_llm.engine.sequence import Thinking
+from omnibus_llm.engine.slot_cache import cache_layers
 
 #: Fewer tokens are not reused: to copy them costs about as much as to compute them.
 MIN_KEPT_TOKENS = 16

@@ -11,9 +11,8 @@ from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
 from omnibus.spare_places import count_spare_places
 from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
-from omnibus_llm.engine.native_slots import NativeKeptPrompts
-from omnibus_llm.engine.prompt_group import PromptGroups, PromptMember
-from omnibus_llm.engine.thinker_feed import Thinking
+from omnibus_llm.engine.separate_caches import NativeKeptPrompts
+from omnibus_llm.engine.sequence import PromptGroups, PromptMember, Thinking
 from omnibus_models.contract import PromptOptions, Thinker
 from omnibus_models.llama_cpp import library
 from omnibus_models.llama_cpp_thinker import LlamaCppThinker

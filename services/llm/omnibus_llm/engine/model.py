@@ -1,7 +1,15 @@
-"""One loaded language model with its engine, for all its components."""
+"""One loaded language model with its engine, for all its components.
+
+Token sequences of banned words, by vLLM's rule.
+
+See ``SamplingParams.update_from_tokenizer``.
+
+LoRA adapters of requests: the first request loads one, and the least recently used is evicted.
+"""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from collections.abc import Sequence as Rows
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -15,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from omnibus.checkpoints.adapter_source import AdapterSource, open_adapter
 from omnibus.checkpoints.adapters import LoraAdapter
 from omnibus.checkpoints.generation_config import read_sampling
 from omnibus.errors import BadRequest, ContextTooLong, StageUnavailable
@@ -22,12 +31,8 @@ from omnibus.executor.runner import Item
 from omnibus.executor.scheduler import Schedule
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus_engines.component import ComponentSource, run_in_pool
-from omnibus_llm.engine.adapter_slots import NO_ADAPTERS, AdapterLimits, AdapterSlots
 from omnibus_llm.engine.admission import admit_decoder
-from omnibus_llm.engine.bad_words import ban_words
-from omnibus_llm.engine.decoder import HostedDecoder
-from omnibus_llm.engine.engine import EngineLimits
-from omnibus_llm.engine.grammar import Grammars, GrammarState
+from omnibus_llm.engine.engine import EngineLimits, HostedDecoder
 from omnibus_llm.engine.kept_prompts import KeptPrompts
 from omnibus_llm.engine.media_admission import admit_thinker
 from omnibus_llm.engine.params import (
@@ -37,13 +42,136 @@ from omnibus_llm.engine.params import (
     truncate_prompt,
     unknown_adapter_error,
 )
-from omnibus_llm.engine.prompt_group import PromptGroups
-from omnibus_llm.engine.thinker_feed import ThinkFeed, Thinking
+from omnibus_llm.engine.sampler import Grammars, GrammarState
+from omnibus_llm.engine.sequence import PromptGroups, ThinkFeed, Thinking
 from omnibus_models.adapters import attach_adapters, replace_adapter
 from omnibus_models.contract import Encoded, PrefillInputs, Thinker, TokenizedPrompt
 from omnibus_models.device_copy import copy_to_device
 from omnibus_models.families.causal_lm import OwnDecoder
 from omnibus_models.families.multimodal_lm import OwnThinker
+
+#: Most sequences of one request.
+MAX_SEQUENCES = 1000
+
+
+def ban_words(tokenizer: Any, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+    """Return the sequences of ``words``, with and without a leading space.
+
+    The first form is that of a text that starts with the word. The form with a space is banned only if it has other
+    tokens but the same number of them. Raises ``BadRequest`` for a word without tokens.
+    """
+    sequences: list[tuple[int, ...]] = []
+    for word in words:
+        bare = tuple(tokenizer.encode(word.lstrip(), add_special_tokens=False))
+        spaced_ids = tuple(tokenizer.encode(f" {word.lstrip()}", add_special_tokens=False))
+        if not bare:
+            raise BadRequest(f"the bad word {word!r} has no tokens; remove it", param="bad_words")
+        sequences.append(bare)
+        if spaced_ids and spaced_ids[0] != bare[0] and len(spaced_ids) == len(bare):
+            sequences.append(spaced_ids)
+    if len(sequences) > MAX_SEQUENCES:
+        raise BadRequest(
+            f"bad_words are {len(sequences)} sequences of tokens; at most {MAX_SEQUENCES} are allowed",
+            param="bad_words",
+        )
+    return tuple(sequences)
+
+
+_DIRECTORY_SETTING, _RANK_SETTING = "OMNIBUS_EXECUTOR_ADAPTERS_DIR", "OMNIBUS_EXECUTOR_ADAPTER_RANK"
+
+
+class AdapterLimits(NamedTuple):
+    """Limits of adapters that requests bring.
+
+    ``root`` is the directory to load them from, empty for none. ``slots`` is the number in memory, ``rank`` the largest
+    rank.
+    """
+
+    root: str = ""
+    slots: int = 0
+    rank: int = 0
+
+
+NO_ADAPTERS = AdapterLimits()
+
+#: Loads an adapter in place of the one with that number; its files have this digest.
+AdapterLoad = Callable[[int, LoraAdapter, str], Awaitable[None]]
+
+
+class _UsedSlot:
+    """An adapter in memory, and how many requests use it."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.users = 0
+
+
+class AdapterSlots:
+    """Adapters by the digest of their files. Their numbers start at ``first``; ``load`` is called one at a time."""
+
+    def __init__(self, limits: AdapterLimits, first: int, load: AdapterLoad) -> None:
+        self._limits = limits
+        self._numbers = range(first, first + limits.slots)
+        self._load = load
+        self._used: OrderedDict[str, _UsedSlot] = OrderedDict()  # least recently used first
+        self._loading = asyncio.Lock()
+        self._released = asyncio.Event()
+
+    def __len__(self) -> int:
+        """Return the number of adapters in memory."""
+        return len(self._used)
+
+    @asynccontextmanager
+    async def use(self, name: str, source: AdapterSource) -> AsyncIterator[int]:
+        """Yield the number of the adapter at ``source``.
+
+        The adapter stays in memory until the block ends. Waits while all slots are in use. ``name`` is its name in the
+        request. Raises as ``open_adapter`` does, and ``BadRequest`` for an adapter that does not fit.
+        """
+        slot = self._used.get(source.sha256)
+        if slot is None:
+            async with self._loading:
+                slot = self._used.get(source.sha256) or await self._load_adapter(name, source)
+                slot.users += 1
+        else:
+            slot.users += 1
+        self._used.move_to_end(source.sha256)
+        try:
+            yield slot.number
+        finally:
+            slot.users -= 1
+            self._released.set()
+
+    async def _load_adapter(self, name: str, source: AdapterSource) -> _UsedSlot:
+        directory = source.path
+        try:
+            adapter = await asyncio.to_thread(open_adapter, name, source, self._limits.root, _DIRECTORY_SETTING)
+            directory = str(adapter.directory)
+            self._check_rank(adapter)
+            number = await self._free_number()
+            await self._load(number, adapter, source.sha256)
+        except BadRequest as error:  # do not disclose paths of the machine
+            raise BadRequest(f"the adapter {name!r}: {error.message.replace(directory, source.path)}") from error
+        slot = self._used[source.sha256] = _UsedSlot(number)
+        return slot
+
+    def _check_rank(self, adapter: LoraAdapter) -> None:
+        if adapter.rank > self._limits.rank:
+            raise BadRequest(
+                f"it has rank {adapter.rank}, and executors load up to {self._limits.rank}: set {_RANK_SETTING}"
+            )
+
+    async def _free_number(self) -> int:
+        """Return a number that no request uses, after evicting its adapter."""
+        while len(self._used) >= self._limits.slots:
+            idle = next((digest for digest, slot in self._used.items() if not slot.users), None)
+            if idle is not None:
+                del self._used[idle]
+            else:
+                self._released.clear()
+                await self._released.wait()
+        used_numbers = {used_slot.number for used_slot in self._used.values()}
+        return next(number for number in self._numbers if number not in used_numbers)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,229 @@
-"""Choice of the next token of each row. No row depends on another row's settings or random numbers."""
+"""Choice of the next token of each row. No row depends on another row's settings or random numbers.
 
+Changes of logits that a request specifies: token biases, penalties for generated tokens, and forbidden tokens.
+
+Masks of the tokens that a grammar allows next, by ``llguidance``.
+
+The mask for a sequence's next token depends only on its tokens. A separate thread computes it while the model computes
+its logits. Grammars are compiled once, in the same thread, and copied for each request.
+"""
+
+import asyncio
 import math
-from collections import defaultdict, deque
+import re
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from omnibus_llm.engine.grammar import GrammarState
-from omnibus_llm.engine.logit_changes import LogitChanges
+from omnibus.errors import BadRequest, StageFailed
+from omnibus.structured.grammar import first_line, limits
+from omnibus_engines.component import run_in_pool
 from omnibus_models.contract import TokenSamplingParams
+
+
+class LogitChanges:
+    """Bias, penalties and forbidden tokens of one request over ``vocabulary`` tokens.
+
+    They are defined as in the APIs of OpenAI and vLLM.
+    """
+
+    def __init__(self, settings: TokenSamplingParams, vocabulary: int) -> None:
+        _require_known([*settings.logit_bias], vocabulary, "logit_bias")
+        _require_known(settings.allowed, vocabulary, "allowed_token_ids")
+        self._ids = torch.tensor([*settings.logit_bias], dtype=torch.long)
+        self._bias = torch.tensor([*settings.logit_bias.values()], dtype=torch.float32)
+        self._presence, self._frequency = settings.presence_penalty, settings.frequency_penalty
+        has_penalty = bool(self._presence or self._frequency)
+        self._counts = torch.zeros(vocabulary, dtype=torch.float32) if has_penalty else None
+        self._forbidden: Tensor | None = None
+        if settings.allowed:
+            self._forbidden = torch.ones(vocabulary, dtype=torch.bool)
+            self._forbidden[[*settings.allowed]] = False
+        self._banned = settings.banned
+        self._last: deque[int] = deque(maxlen=max((len(each) - 1 for each in self._banned), default=0))
+        self._min_tokens = settings.min_tokens
+        self._ends = [token for token in settings.ends if token < vocabulary]
+        self._generated = 0
+
+    def count_token(self, token: int) -> None:
+        """Count a generated token."""
+        self._generated += 1
+        self._last.append(token)
+        if self._counts is not None:
+            self._counts[token] += 1
+
+    def mask_tokens(self, logits: Tensor) -> Tensor:
+        """Return logits [V] with those of tokens forbidden next at -inf."""
+        if self._forbidden is not None:
+            logits = logits.masked_fill(self._forbidden.to(logits.device), -math.inf)
+        last = list(self._last)
+        never = [each[-1] for each in self._banned if len(each) == 1 or last[1 - len(each) :] == list(each[:-1])]
+        if self._generated < self._min_tokens:
+            never += self._ends
+        if not never:
+            return logits
+        return logits.index_fill(0, torch.tensor(never, device=logits.device), -math.inf)
+
+    def apply_bias(self, logits: Tensor) -> Tensor:
+        """Return logits [V] plus the bias."""
+        if not len(self._ids):
+            return logits
+        return logits.index_add(0, self._ids.to(logits.device), self._bias.to(logits))
+
+    def apply_penalties(self, logits: Tensor) -> Tensor:
+        """Return logits [V] minus the penalties of generated tokens: one for each occurrence, one for any."""
+        if self._counts is None:
+            return logits
+        counts = self._counts.to(logits)
+        return logits - self._frequency * counts - self._presence * (counts > 0)
+
+
+def _require_known(tokens: Sequence[int], vocabulary: int, param: str) -> None:
+    if unknown := [token for token in tokens if token >= vocabulary]:
+        raise BadRequest(f"{param} names token {unknown[0]}, but this model has {vocabulary} tokens", param=param)
+
+
+#: Compiled grammars to keep.
+MAX_GRAMMARS = 64
+#: Seconds that a request waits for its grammar.
+COMPILE_TIMEOUT_SECONDS = 10.0
+_WORD_BITS = 32
+#: The line with which ``llguidance`` reports a limit: items of a row or step, states or fuel of its lexer.
+_TOO_COMPLEX = re.compile(r"^Stop: \w+TooComplex$", re.MULTILINE)
+
+
+class GrammarState:
+    """State of a grammar after the tokens of one answer."""
+
+    def __init__(self, matcher: Any, masks: "MaskThread") -> None:
+        self._matcher = matcher
+        self._masks = masks
+        self._rows: Future[np.ndarray] | None = None  # of all states of the same batch
+        self._row = 0
+
+    def accept_token(self, token: int) -> None:
+        """Advance past ``token``. Raises ``StageFailed`` if it is not allowed, ``BadRequest`` at a limit."""
+        self._rows = None
+        if not self._matcher.consume_token(token):
+            raise self._stop_error()
+
+    def expect_row(self, rows: "Future[np.ndarray]", row: int) -> Any:
+        """Use ``row`` of ``rows`` as the next mask; returns the matcher that computes it."""
+        self._rows, self._row = rows, row
+        return self._matcher
+
+    def prepare_all(self, states: "Sequence[GrammarState]") -> None:
+        """Start to compute the next masks of ``states`` of one model."""
+        self._masks.prepare(states)
+
+    def next_mask(self) -> Tensor:
+        """Return bool [V]: tokens allowed next. Raises ``BadRequest`` for a grammar that has become too complex."""
+        if self._rows is None:
+            self._masks.prepare([self])
+        assert self._rows is not None  # noqa: S101 - for the type checker
+        mask = torch.from_numpy(self._rows.result()[self._row])
+        if self._matcher.is_error():
+            raise self._stop_error()
+        return mask
+
+    def _stop_error(self) -> BadRequest | StageFailed:
+        """Return the error of a matcher that has stopped.
+
+        The schema of an answer determines which limits it reaches.
+        """
+        error = self._matcher.get_error()
+        reason = first_line(error)
+        if _TOO_COMPLEX.search(error):
+            message = f"the schema is too complex for the grammar of its answers: send a simpler one ({reason})"
+            return BadRequest(message, param="response_format")
+        return StageFailed(f"the grammar cannot continue: {reason}")
+
+
+class MaskThread:
+    """Computes masks of ``vocabulary`` tokens, those of a step in one call."""
+
+    def __init__(self, vocabulary: int) -> None:
+        from llguidance import LLExecutor
+
+        self._vocabulary = vocabulary
+        self._width = -(-vocabulary // _WORD_BITS)
+        self._executor = LLExecutor()
+        self._pool = ThreadPoolExecutor(1, "masks")
+
+    def prepare(self, states: Sequence[GrammarState]) -> None:
+        """Start to compute the next masks of ``states``."""
+        rows: Future[np.ndarray] = Future()
+        matchers = [(state.expect_row(rows, row), row) for row, state in enumerate(states)]
+        self._pool.submit(self._fill_rows, matchers, rows)
+
+    def _fill_rows(self, matchers: list[tuple[Any, int]], rows: "Future[np.ndarray]") -> None:
+        from llguidance.numpy import fill_next_token_bitmask_par
+
+        try:
+            words = np.zeros((len(matchers), self._width), np.int32)
+            fill_next_token_bitmask_par(self._executor, matchers, words)
+            bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+            rows.set_result(bits[:, : self._vocabulary].astype(bool))
+        except BaseException as error:  # noqa: BLE001 - raised again where the mask is read
+            rows.set_exception(error)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+class Grammars:
+    """Grammars for the tokens of one model. ``tokenizer`` is a fast one of ``transformers``; ``ends`` end an answer."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int, ends: Sequence[int]) -> None:
+        self._source = tokenizer
+        self._vocabulary = vocabulary
+        self._ends = list(ends)
+        self._tokenizer: Any = None
+        self._masks: MaskThread | None = None
+        self._compiled: OrderedDict[str, Any] = OrderedDict()
+        self._pool = ThreadPoolExecutor(1, "grammars")
+
+    async def open(self, grammar: str) -> GrammarState:
+        """Return the state before the first token of an answer. Raises ``BadRequest`` for an invalid grammar."""
+        try:
+            async with asyncio.timeout(COMPILE_TIMEOUT_SECONDS):
+                return await run_in_pool(self._pool, self._open, grammar)
+        except TimeoutError:
+            raise BadRequest(
+                "the schema takes too long to compile: send a simpler one", param="response_format"
+            ) from None
+
+    def _open(self, grammar: str) -> GrammarState:
+        from llguidance import LLMatcher
+        from llguidance.hf import from_tokenizer
+
+        if self._masks is None:
+            self._tokenizer = from_tokenizer(self._source, self._vocabulary, self._ends)
+            self._masks = MaskThread(self._vocabulary)
+        matcher = self._compiled.get(grammar)
+        if matcher is None:
+            matcher = LLMatcher(self._tokenizer, LLMatcher.grammar_from_lark(grammar), log_level=0, limits=limits())
+            if matcher.is_error():
+                raise BadRequest(
+                    f"the schema cannot be used: {first_line(matcher.get_error())}", param="response_format"
+                )
+            self._compiled[grammar] = matcher
+            if len(self._compiled) > MAX_GRAMMARS:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(grammar)
+        return GrammarState(matcher.deep_copy(), self._masks)
+
+    def close(self) -> None:
+        """End both threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._masks is not None:
+            self._masks.close()
+
 
 #: Below this, sampling is greedy: division by the temperature would give values that are not numbers.
 MIN_TEMPERATURE = 1e-5

@@ -1,4 +1,13 @@
-"""One request inside the engine, and the inbox that delivers its tokens."""
+"""One request inside the engine, and the inbox that delivers its tokens.
+
+Prompts shared by several sequences of one invocation: computed for the first, copied for the others.
+
+Members join before they read their inputs, so that none is missed. The first member whose prompt is complete offers its
+keys and values, which are kept until all members have left. Members join and leave on the event loop. The compute
+thread looks at them once for each prompt.
+
+A thinker's request inside the engine, and the inputs of its steps.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -12,14 +21,96 @@ from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from omnibus.executor.job_clock import current_clock
-from omnibus_llm.engine.prompt_group import PromptMember
+from omnibus.executor.runner import Job
 from omnibus_llm.engine.sampler import Picker, TokenLogprobs
 from omnibus_models.attention import Attention
-from omnibus_models.contract import PrefillInputs, TokenSamplingParams
+from omnibus_models.contract import PrefillInputs, PromptOptions, Thinker, TokenSamplingParams
+from omnibus_models.device_copy import copy_to_host
+
+#: Inputs of a call that make its prompt, in addition to the options of the chat template.
+PROMPT_INPUTS = ("messages", "items")
+
+
+class FilledPrompt(NamedTuple):
+    """Keys and values of a prompt, and its last hidden row [1, H]."""
+
+    cache: DynamicCache
+    hidden: Tensor
+
+
+class PromptGroup:
+    """Sequences that start with one prompt, computed with one adapter or none."""
+
+    def __init__(self, options: PromptOptions, adapter: str) -> None:
+        self.options = options
+        self.adapter = adapter
+        self.members: set[PromptMember] = set()
+        self.filled: FilledPrompt | None = None
+
+
+class PromptMember:
+    """One of a group, until its prompt is computed or copied."""
+
+    def __init__(self, group: PromptGroup) -> None:
+        self.group = group
+        self.sequence: Any = None  # None until its inputs are read
+        group.members.add(self)
+
+    @property
+    def filled(self) -> FilledPrompt | None:
+        """The prompt, if another member has computed it. It is available until this member leaves."""
+        return self.group.filled
+
+    def offer_prompt(self, cache: DynamicCache, hidden: Tensor) -> None:
+        """Offer the prompt to members that wait for it. Runs in the compute thread."""
+        if self.group.filled is None and len(self.group.members) > 1:
+            self.group.filled = FilledPrompt(cache, hidden)
+
+    def leave_group(self) -> None:
+        """Leave the group. Leaving twice is harmless."""
+        self.group.members.discard(self)
+        if not self.group.members:
+            self.group.filled = None
+
+    def waiting(self) -> Iterator[Any]:
+        """Yield the sequences that can copy the prompt."""
+        if self.group.filled is not None:
+            yield from (each.sequence for each in self.group.members if each.sequence is not None)
+
+
+class PromptGroups:
+    """The groups of all current invocations."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, int], PromptGroup] = {}
+
+    @contextmanager
+    def join(self, job: Job, options: PromptOptions, adapter: str = "") -> Iterator[PromptMember | None]:
+        """Join the calls with the prompt of ``job``, until the block ends; yields None without others.
+
+        ``options`` are those of the chat template; ``adapter`` is the adapter that computes the prompt.
+        """
+        first = job.first_equal_call(PROMPT_INPUTS)
+        if first is None:
+            yield None
+            return
+        key = (job.invocation, first)
+        group = self._groups.setdefault(key, PromptGroup(options, adapter))
+        if (group.options, group.adapter) != (options, adapter):
+            yield None
+            return
+        member = PromptMember(group)
+        try:
+            yield member
+        finally:
+            member.leave_group()
+            if not group.members and self._groups.get(key) is group:
+                del self._groups[key]
+
 
 _EMPTY_TENSOR = torch.empty(0)
 
-#: The metadata of a packed cache, and the cache; see ``omnibus_llm.engine.kv_codec``.
+#: The metadata of a packed cache, and the cache; see ``omnibus_llm.engine.slot_cache``.
 Packed = tuple[dict[str, Any], np.ndarray | None]
 
 
@@ -186,3 +277,60 @@ def relay_errors(inbox: Inbox) -> Iterator[None]:
         yield
     except Exception as error:  # noqa: BLE001 - a task boundary: raised again in ``take_steps``
         inbox.fail(error)
+
+
+class Thinking(DecoderSequence):
+    """One request of a thinker; ``voice`` is None unless a talker follows."""
+
+    def __init__(self, prefill: PrefillInputs, picker: Picker, ends: frozenset[int], voice: str | None) -> None:
+        super().__init__(prefill, picker, picker.settings.max_tokens, ends)
+        self.prefill: PrefillInputs | None = prefill
+        self.voice = voice
+        self.cache_key = ""  # of its conversation, whose prompt is kept; empty: none
+        self.hidden: list[Tensor] = []
+
+    def release_prefill(self) -> None:
+        super().release_prefill()
+        self.prefill = None
+        self.hidden = []
+
+
+class ThinkFeed:
+    """Feeds a thinker with its own last token; each token's row goes to the talker, if one follows."""
+
+    def __init__(self, thinker: Thinker) -> None:
+        self._thinker = thinker
+
+    def is_ready(self, sequence: Thinking) -> bool:
+        return True
+
+    def build_inputs(self, batch: Rows[Thinking]) -> Tensor:
+        return self._thinker.embed(torch.tensor([sequence.token for sequence in batch], device=self._thinker.device))
+
+    def observe_prefill(self, sequence: Thinking, hidden: Tensor) -> None:
+        if sequence.voice is not None:
+            sequence.hidden.append(hidden)
+
+    def first_side(self, sequence: Thinking) -> np.ndarray | None:
+        if sequence.voice is None or sequence.prefill is None:
+            return None
+        hidden = torch.cat(sequence.hidden)
+        prompt = copy_to_host(self._thinker.talker_prompt(sequence.prefill, hidden[: sequence.prompt], sequence.voice))
+        if not sequence.prefix:
+            return prompt
+        inputs = sequence.inputs[sequence.prompt :]
+        rows = copy_to_host(self._thinker.talker_row(inputs, hidden[sequence.prompt :]))
+        sequence.sides = [prompt, *rows[:-1]]
+        side: np.ndarray = rows[-1]
+        return side
+
+    def step_sides(self, batch: Rows[Thinking], inputs: Tensor, hidden: Tensor) -> list[np.ndarray | None]:
+        if all(sequence.voice is None for sequence in batch):
+            return [None] * len(batch)
+        rows = copy_to_host(self._thinker.talker_row(inputs, hidden))
+        return [None if sequence.voice is None else row for sequence, row in zip(batch, rows, strict=True)]
+
+    def token_sides(
+        self, batch: Rows[Thinking], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
+    ) -> list[np.ndarray | None]:
+        return sides

@@ -8,8 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer, LinearAttentionCacheLayerMixin, LinearAttentionLayer
 
 from omnibus.errors import Fatal
-from omnibus_llm.engine.kv_codec import Layers
-from omnibus_llm.engine.slot_cache import SlotCache
+from omnibus_llm.engine.slot_cache import Layers, SlotCache
 from omnibus_models.attention import Attention
 
 #: Attributes of the library's layers that hold states by number.

@@ -13,14 +13,11 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from omnibus.bus.messages import BatchCounts
 from omnibus.errors import Fatal
-from omnibus_llm.engine.cross_attention_cache import CrossCache
+from omnibus_llm.engine.cross_attention_cache import CrossCache, PairedCache, PairedPass
 from omnibus_llm.engine.decode_pass import DecodePass, FixedPass, record_cuda_graphs
-from omnibus_llm.engine.native_slots import NativeSlots
-from omnibus_llm.engine.paired_cache import PairedCache, PairedPass
-from omnibus_llm.engine.prompt_group import FilledPrompt
 from omnibus_llm.engine.sampler import choose_tokens
-from omnibus_llm.engine.separate_caches import SeparateCaches
-from omnibus_llm.engine.sequence import DecoderSequence, StepOutcome, TokenStep
+from omnibus_llm.engine.separate_caches import NativeSlots, SeparateCaches
+from omnibus_llm.engine.sequence import DecoderSequence, FilledPrompt, StepOutcome, TokenStep
 from omnibus_llm.engine.slot_cache import SlotCache
 from omnibus_llm.engine.state_cache import StateCache
 from omnibus_models.adapters import Adapters

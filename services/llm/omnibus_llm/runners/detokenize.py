@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from omnibus_llm.runners.answer_parser import AnswerParser
-from omnibus_llm.runners.spoken_tokens import SpokenTokens
+from omnibus_llm.runners.talker_inputs import SpokenTokens
 
 if TYPE_CHECKING:  # simulated models come without torch
     from omnibus_llm.engine.sampler import TokenLogprobs

@@ -15,11 +15,10 @@ from omnibus.graph import HANDLE
 from omnibus_llm.engine.model import ThinkerCore
 from omnibus_llm.engine.params import TextGenerationParams, build_sampling, complete_params, read_params
 from omnibus_llm.engine.sampler import Picker
-from omnibus_llm.engine.thinker_feed import Thinking
-from omnibus_llm.runners.answer_parser import open_parser, special_tokens
-from omnibus_llm.runners.answer_shape import answer_grammar
+from omnibus_llm.engine.sequence import Thinking
+from omnibus_llm.runners.answer_parser import answer_grammar, open_parser, special_tokens
 from omnibus_llm.runners.detokenize import Reply, StopRule
-from omnibus_llm.runners.spoken_tokens import SpokenTokens
+from omnibus_llm.runners.talker_inputs import SpokenTokens
 from omnibus_llm.runners.token_stream import open_detokeniser
 from omnibus_models.contract import Reader
 

@@ -10,8 +10,8 @@ from omnibus.errors import BadRequest, StageUnavailable
 from omnibus.executor.runner import Item, Job
 from omnibus_engines.component import Hosted
 from omnibus_engines.vocoder_calls import pack_call
+from omnibus_llm.engine.media_admission import admit_speaker
 from omnibus_llm.engine.params import read_params
-from omnibus_llm.engine.speaker_admission import admit_speaker
 from omnibus_models.contract import Speaker, SpeakingOptions, VocoderCall
 from omnibus_models.families.text_to_speech import ClassSpeaker
 

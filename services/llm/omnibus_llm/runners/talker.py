@@ -18,8 +18,7 @@ from torch import Tensor
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus.executor.runner import Item, Job
 from omnibus_engines.component import ComponentSource
-from omnibus_llm.engine.decoder import HostedDecoder
-from omnibus_llm.engine.engine import EngineLimits
+from omnibus_llm.engine.engine import EngineLimits, HostedDecoder
 from omnibus_llm.engine.params import CodecGenerationParams, build_sampling, read_params
 from omnibus_llm.engine.sampler import Picker, choose_tokens
 from omnibus_llm.engine.sequence import DecoderSequence, TokenStep, relay_errors

@@ -1,17 +1,61 @@
-"""The engine of an LLM component: messages and media embeddings in, text out, and rows for a talker."""
+"""The engine of an LLM component: messages and media embeddings in, text out, and rows for a talker.
+
+Base of the runners of one loaded language model.
+
+They can switch roles without loading it again.
+"""
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any, ClassVar
 
 from omnibus.bus.messages import BatchCounts
+from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
+from omnibus.executor.settings import ExecutorSettings
+from omnibus_llm.engine.model import ThinkerCore
 from omnibus_llm.engine.sampler import TokenLogprobs
 from omnibus_llm.engine.sequence import TokenStep
 from omnibus_llm.runners.detokenize import Reply
-from omnibus_llm.runners.language_part import LanguagePart
 from omnibus_llm.runners.request import close_counted, open_reply, open_request, prefill_prompt
-from omnibus_llm.runners.spoken_tokens import SpokenTokens
-from omnibus_llm.runners.talker_inputs import SpeechWriter
+from omnibus_llm.runners.talker_inputs import SpeechWriter, SpokenTokens
+
+
+class LanguagePart:
+    """Base class of the runners of a language model.
+
+    ``component`` is the component that a subclass runs, and ``decodes`` is True if it decodes answers.
+    """
+
+    _by_component: ClassVar[dict[str, type["LanguagePart"]]] = {}
+    _decodes: ClassVar[bool] = True
+
+    def __init_subclass__(cls, *, component: str = "", decodes: bool = True) -> None:
+        if component:
+            cls._by_component[component] = cls
+            cls._decodes = decodes
+
+    def __init__(self, core: ThinkerCore) -> None:
+        self._core = core
+
+    def switch_role(self, component: str, settings: ExecutorSettings) -> "LanguagePart":
+        """See ``Runner``: every part of a language model has all of it."""
+        make_runner = self._by_component.get(component)
+        if make_runner is None:
+            raise BadRequest(f"{component} is not part of a language model")
+        return make_runner(self._core)
+
+    async def load(self) -> None:
+        await self._core.load()
+        if self._decodes:
+            await self._core.engine.start_decoding()
+
+    async def close(self) -> None:
+        await self._core.close()
+
+    def stats(self) -> dict[str, Any]:
+        return self._core.stats()
+
 
 #: Most tokens in one message: those of an earlier attempt arrive all at once.
 MAX_CHUNK_TOKENS = 256

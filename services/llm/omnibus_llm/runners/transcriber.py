@@ -19,8 +19,7 @@ from torch import Tensor
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Item, Job
 from omnibus_engines.component import ComponentSource
-from omnibus_llm.engine.decoder import HostedDecoder
-from omnibus_llm.engine.engine import EngineLimits
+from omnibus_llm.engine.engine import EngineLimits, HostedDecoder
 from omnibus_llm.engine.params import Count, Temperature, read_params
 from omnibus_llm.engine.recognizer_admission import admit_recognizer
 from omnibus_llm.engine.sampler import Picker, TokenLogprobs

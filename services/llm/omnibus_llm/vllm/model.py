@@ -24,7 +24,7 @@ from omnibus_llm.engine.params import (
     unknown_adapter_error,
 )
 from omnibus_llm.engine.sequence import TokenStep
-from omnibus_llm.runners.answer_shape import answer_grammar, check_grammar
+from omnibus_llm.runners.answer_parser import answer_grammar, check_grammar
 from omnibus_llm.runners.request import (
     count_tokens,
     engine_limit,

@@ -19,7 +19,7 @@ from omnibus.executor.runner import Item, Job
 from omnibus_llm.engine.params import TextGenerationParams
 from omnibus_llm.engine.sequence import TokenStep
 from omnibus_llm.runners.detokenize import Reply
-from omnibus_llm.runners.kv_transfer import DecodeStart, put_cache, put_start, read_start, started_tokens
+from omnibus_llm.runners.prefill_decode import DecodeStart, put_cache, put_start, read_start, started_tokens
 from omnibus_llm.runners.request import (
     close_counted,
     engine_limit,
@@ -27,8 +27,7 @@ from omnibus_llm.runners.request import (
     read_text_params,
     resumed_tokens,
 )
-from omnibus_llm.runners.spoken_tokens import SpokenTokens
-from omnibus_llm.runners.talker_inputs import ComputeRows, SpeechWriter, send_prompt
+from omnibus_llm.runners.talker_inputs import ComputeRows, SpeechWriter, SpokenTokens, send_prompt
 from omnibus_llm.runners.thinker import Take, is_complete, send_answer, send_tokens
 from omnibus_llm.vllm.model import PreparedVllmRequest, VllmCore
 from omnibus_llm.vllm.protocol import CacheBlockLayout, ExternalCache, Tokens
@@ -41,7 +40,7 @@ class VllmPrefillRunner(VllmPart, half="prefill"):
     """A ``Runner`` for the first half.
 
     Inputs: those of a thinker. Outputs: ``cache`` uint8 [layers, blocks, nbytes] and ``start``
-    (``omnibus_llm.runners.kv_transfer.DecodeStart``). For a talker there are also ``prompt`` and ``layout``.
+    (``omnibus_llm.runners.prefill_decode.DecodeStart``). For a talker there are also ``prompt`` and ``layout``.
     """
 
     async def run(self, job: Job) -> None:

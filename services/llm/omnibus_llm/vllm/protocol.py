@@ -9,7 +9,7 @@ from torch import Tensor
 
 from omnibus.checkpoints.adapter_source import AdapterSource
 from omnibus.executor.step_budget import NO_GOALS, StepGoals
-from omnibus_llm.engine.adapter_slots import NO_ADAPTERS, AdapterLimits
+from omnibus_llm.engine.model import NO_ADAPTERS, AdapterLimits
 from omnibus_llm.engine.sampler import TokenLogprobs
 from omnibus_llm.vllm.shared_memory import Place
 from omnibus_models.contract import TokenSamplingParams

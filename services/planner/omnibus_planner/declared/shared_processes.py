@@ -20,7 +20,7 @@ from omnibus_planner.declared.planned_spec import ALL, PlannedModel, check_plann
 
 #: Name of the model that stands for all components of apps.
 APPS = "apps"
-SHARED_ENGINE = "omnibus.executor.shared_process:engine"
+SHARED_ENGINE = "omnibus.executor.service:engine"
 _SERVICES = ("llm", "generator", "encoder")
 #: Engine of a declared model that names none.
 _ENGINE_DEFAULT = "omnibus_engines:transformers"

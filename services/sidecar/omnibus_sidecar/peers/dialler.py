@@ -16,8 +16,7 @@ from omnibus_sidecar.peers.handshake import CONTROL, DATA, PeerIdentity, greet_l
 from omnibus_sidecar.peers.lanes import LanePulls
 from omnibus_sidecar.peers.links import SMALL_BYTES, LinkPool
 from omnibus_sidecar.peers.plain_stream import open_stream
-from omnibus_sidecar.peers.stall import make_progress
-from omnibus_sidecar.peers.stream import ArenaBytes, PeerStream, read_frame, write_frame
+from omnibus_sidecar.peers.stream import ArenaBytes, PeerStream, make_progress, read_frame, write_frame
 from omnibus_sidecar.peers.thread import PeerThread, current_task
 from omnibus_sidecar.peers.ucx import UcxTransport
 from omnibus_sidecar.settings import PeerConfig

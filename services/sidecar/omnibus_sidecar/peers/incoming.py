@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import msgspec
 
 from omnibus.errors import DeadlineExceeded, OmnibusError, StaleHandle
-from omnibus.tensors.block_lease import BlockLease, BlockOwner
+from omnibus.tensors.ledger import BlockLease, BlockOwner
 from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, PullStatus
 from omnibus.tensors.protocol import PullRequest, Retention, SidecarFrame, Verb, encode_tag, encode_text
 from omnibus_sidecar.request_handler import Caller, Desk

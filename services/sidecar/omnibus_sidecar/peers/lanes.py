@@ -25,8 +25,15 @@ from omnibus.tensors.peer_protocol import (
     decode_ucx_address,
 )
 from omnibus_sidecar.peers.links import SMALL_BYTES, LinkPool
-from omnibus_sidecar.peers.stall import Progress, make_progress
-from omnibus_sidecar.peers.stream import PeerStream, read_frame, read_text, write_frame, write_text
+from omnibus_sidecar.peers.stream import (
+    PeerStream,
+    Progress,
+    make_progress,
+    read_frame,
+    read_text,
+    write_frame,
+    write_text,
+)
 from omnibus_sidecar.peers.ucx import TAG_BITS, UcxDeclined, UcxFailure, UcxLane, UcxTransport
 
 

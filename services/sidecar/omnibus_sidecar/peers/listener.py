@@ -10,13 +10,11 @@ from collections import Counter
 
 from omnibus.errors import Fatal, OmnibusError, ProtocolError
 from omnibus.tensors.peer_protocol import COPIED, PeerFrame, PeerGreeting, PeerVerb, PullStatus
-from omnibus_sidecar.peers.handshake import CONTROL, PeerIdentity, greet_dialler
-from omnibus_sidecar.peers.handshakes import Handshakes
+from omnibus_sidecar.peers.handshake import CONTROL, Handshakes, PeerIdentity, greet_dialler
 from omnibus_sidecar.peers.lanes import answer_offer, close_lane, send_range
 from omnibus_sidecar.peers.outgoing import GrantedRange, OutgoingReads
 from omnibus_sidecar.peers.plain_stream import PlainStream
-from omnibus_sidecar.peers.stall import make_progress
-from omnibus_sidecar.peers.stream import ArenaBytes, PeerStream, read_frame, write_frame
+from omnibus_sidecar.peers.stream import ArenaBytes, PeerStream, make_progress, read_frame, write_frame
 from omnibus_sidecar.peers.thread import PeerThread, current_task
 from omnibus_sidecar.peers.tls_stream import TlsStream
 from omnibus_sidecar.peers.ucx import UcxLane, UcxTransport

@@ -11,8 +11,7 @@ peer has all bytes.
 from collections.abc import Callable
 from typing import NamedTuple
 
-from omnibus.tensors.block_lease import BlockLease
-from omnibus.tensors.ledger import Ledger
+from omnibus.tensors.ledger import BlockLease, Ledger
 from omnibus.tensors.peer_protocol import PeerFrame, PeerVerb, PullStatus, block_key
 
 

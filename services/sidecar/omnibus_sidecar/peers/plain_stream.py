@@ -12,8 +12,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 
-from omnibus_sidecar.peers.stall import Progress
-from omnibus_sidecar.peers.stream import ArenaBytes, PeerStream, closed_error, set_options
+from omnibus_sidecar.peers.stream import ArenaBytes, PeerStream, Progress, closed_error, set_options
 from omnibus_sidecar.peers.tls_stream import TlsStream
 
 #: Most bytes moved in one turn of the loop, so that other connections have theirs: about 1 ms. With 1 MiB, pulls take a

@@ -2,9 +2,13 @@
 
 There are two kinds with the same methods: ``PlainStream`` without encryption, and ``TlsStream``. Both belong to the
 loop of the peers' thread.
+
+Limits of the time without progress.
 """
 
+import asyncio
 import socket
+from collections.abc import Callable
 from typing import Protocol
 
 from omnibus.tensors.peer_protocol import (
@@ -15,7 +19,31 @@ from omnibus.tensors.peer_protocol import (
     encode_peer_frame,
     encode_peer_text,
 )
-from omnibus_sidecar.peers.stall import Progress
+
+#: Called whenever bytes are received or sent.
+Progress = Callable[[], None]
+
+#: Fraction of the limit by which it may be too short, because a new timer for each part of a tensor is not cheap.
+_TOLERANCE = 1 / 16
+
+
+def make_progress(limit: asyncio.Timeout, seconds: float) -> Progress:
+    """Return a function that postpones ``limit`` to ``seconds`` after each call.
+
+    The limit may be up to a sixteenth of ``seconds`` early.
+    """
+    loop = asyncio.get_running_loop()
+    moved = loop.time()
+
+    def progress() -> None:
+        nonlocal moved
+        now = loop.time()
+        if now - moved > seconds * _TOLERANCE:
+            limit.reschedule(now + seconds)
+            moved = now
+
+    return progress
+
 
 #: Seconds until the kernel probes an idle peer, seconds between probes, and the probes that may fail.
 _KEEPALIVE_IDLE, _KEEPALIVE_INTERVAL, _KEEPALIVE_COUNT = 1, 1, 2

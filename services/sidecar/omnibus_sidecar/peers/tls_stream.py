@@ -8,8 +8,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from omnibus_sidecar.peers.stall import Progress
-from omnibus_sidecar.peers.stream import ArenaBytes, closed_error, set_options
+from omnibus_sidecar.peers.stream import ArenaBytes, Progress, closed_error, set_options
 
 #: Bytes of one write, so that other connections have their turns, and most bytes that are buffered before a read.
 SLICE_BYTES, EARLY_BYTES = 1 << 20, 64 << 10

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any
 
 from omnibus.errors import Fatal
-from omnibus_sidecar.peers.stall import Progress
+from omnibus_sidecar.peers.stream import Progress
 
 log = logging.getLogger(__name__)
 

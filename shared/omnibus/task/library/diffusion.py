@@ -5,8 +5,8 @@ from typing import ClassVar
 import numpy as np
 
 from omnibus.task.base import UnitTask
-from omnibus.task.item_codec import Part
 from omnibus.task.library.speech import Audio
+from omnibus.task.result import Part
 from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor, Tensors, Value
 
 

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from omnibus.errors import BadRequest
 from omnibus.task.base import CompositeTask, UnitTask
-from omnibus.task.item_codec import Part
+from omnibus.task.result import Part
 from omnibus.task.types import OnDemand, Stream, TaskInput, TaskOutput, Tensor, Tensors, Value
 
 

@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, SkipValidation
 from typing_extensions import TypedDict
 
 from omnibus.task.base import CompositeTask, UnitTask
-from omnibus.task.item_codec import Part
 from omnibus.task.library.media import Encode, EncodeInput, PlacedMedia
+from omnibus.task.result import Part
 from omnibus.task.types import Stream, TaskInput, TaskOutput, Tensor
 
 

@@ -14,8 +14,7 @@ from omnibus.bus.messages import Chunk
 from omnibus.executor.runner import Job
 from omnibus_gateway.api.direct_chat import DirectChat
 from omnibus_gateway.dispatch.streams import ResultStream
-from omnibus_gateway.openai.chat_request import ChatRequest
-from omnibus_gateway.openai.plain_chat import PLAIN_FIELDS
+from omnibus_gateway.openai.chat_request import PLAIN_FIELDS, ChatRequest
 from tests.unit.gateway.house import (
     OMNI,
     TEXT,

@@ -21,7 +21,8 @@ from omnibus.encoding.audio import encode_audio, to_pcm16
 from omnibus.errors import Conflict, DeadlineExceeded, OmnibusError, Overloaded, StageFailed, StageUnavailable
 from omnibus_gateway.media import inspect
 from omnibus_gateway.media.fetcher import Fetcher
-from omnibus_gateway.openai import chat_response, chat_stream, errors
+from omnibus_gateway.openai import chat_response, errors
+from omnibus_gateway.openai import chat_response as chat_stream
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.messages import convert_messages
 from omnibus_gateway.openai.parse import parse_chat, read_body

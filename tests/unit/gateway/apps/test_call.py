@@ -7,7 +7,7 @@ import pytest
 
 from omnibus.app.protocol import WINDOW_BYTES
 from omnibus.errors import BadRequest, NotFound
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from tests.unit.gateway.apps.workers import SPELLS, Abacus, run_worker, wait_until_true, write_app
 
 

@@ -17,7 +17,7 @@ from omnibus.errors import (
     StageFailed,
     TooLarge,
 )
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from tests.unit.gateway.apps.workers import CALM, ECHO, QUICK, SPELLS, Abacus, run_worker, wait_until_true, write_app
 
 # Failures of the app

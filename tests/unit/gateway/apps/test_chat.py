@@ -9,7 +9,7 @@ import pytest
 from omnibus.errors import AppFailed, DeadlineExceeded, ProtocolError
 from omnibus.graph import HANDLE
 from omnibus.task import ChatInput
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.streams import ItemStream, merge_streams
 from tests.unit.gateway.apps.workers import Abacus, run_worker, wait_until_true, write_app
 

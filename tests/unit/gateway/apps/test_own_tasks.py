@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from omnibus.app_record import base_app_name
-from omnibus.executor.identity import ExecutorIdentity
+from omnibus.executor.status import ExecutorIdentity
 from omnibus.plan import ModelPlan
 from omnibus.store import Store
 from omnibus_gateway.apps.pending_versions import RECORD_GRACE_SECONDS

@@ -15,7 +15,7 @@ from omnibus.errors import OmnibusError
 from omnibus.graph import HANDLE, as_ref
 from omnibus.process.restart import RestartPolicy
 from omnibus.task import Segment
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from omnibus_gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
 from omnibus_gateway.dispatch.streams import ItemStream
 

@@ -6,7 +6,7 @@ import pytest
 
 from omnibus.errors import BadRequest, Forbidden, OmnibusError, Unauthorized
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.auth.admin import AdminAuth, check_token, is_loopback
+from omnibus_gateway.auth.access_rules import AdminAuth, check_token, is_loopback
 from omnibus_gateway.service import GatewayService
 
 HERE = {"host": "127.0.0.1:8000"}

@@ -10,7 +10,7 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
-from omnibus_gateway.auth.cors import allow_origins
+from omnibus_gateway.auth.access_rules import allow_origins
 from omnibus_gateway.auth.tenancy import Tenancy
 from tests.unit.gateway.house import TEXT, ToyGateway, build_chat_body, start_toy_gateway
 

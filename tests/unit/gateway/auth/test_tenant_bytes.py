@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.errors import Overloaded
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.realtime import secrets
+from omnibus_gateway.realtime import tokens as secrets
 from omnibus_gateway.tenancy.open_sockets import OpenSockets
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.auth.keyed import KeyedGateway, keyed_gateways

@@ -10,7 +10,7 @@ from omnibus.executor.runner import Job
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from omnibus_gateway.console.log_tail import TAIL_BYTES
-from omnibus_gateway.tenancy.key_store import KeyView
+from omnibus_gateway.tenancy.tenant import KeyView
 from tests.unit.gateway.house import (
     TEXT,
     VL,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from omnibus.bus.messages import Chunk
 from omnibus.errors import ProtocolError
 from omnibus.tensors.handle import Handle
-from omnibus_gateway.dispatch.capture import OutputCapture, RecordedChunk, pack_chunks, unpack_chunks
+from omnibus_gateway.dispatch.retention import OutputCapture, RecordedChunk, pack_chunks, unpack_chunks
 
 DTYPES = st.sampled_from(["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"])
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)

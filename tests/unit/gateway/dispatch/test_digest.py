@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnibus.tensors.item import Item
-from omnibus_gateway.dispatch.digest import Fingerprint
+from omnibus.tensors.handle import Item
+from omnibus_gateway.dispatch.streams import Fingerprint
 
 
 def compute_digest(*items: Item | dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from omnibus.bus.heartbeats import EXECUTOR_SUSPECT_SECONDS
 from omnibus.bus.messages import BusyReply
 from omnibus.errors import StageUnavailable
-from omnibus_gateway.dispatch import failure_detector
+from omnibus_gateway.dispatch import failures as failure_detector
 from tests.unit.gateway.dispatch.test_moves import check_move
 from tests.unit.gateway.world import DispatcherWorld, finish_work
 from tests.unit.sidecar.node import wait_until

@@ -9,7 +9,7 @@ from omnibus.bus import subjects
 from omnibus.bus.messages import BusyReply, NodeFailed
 from omnibus.errors import BusUnavailable, Overloaded, ProblemDetails, StageUnavailable, TooLarge
 from omnibus.plan import Plan
-from omnibus_gateway.dispatch import failure_detector
+from omnibus_gateway.dispatch import failures as failure_detector
 from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from omnibus_gateway.dispatch.inflight import InflightInvocation
 from tests.unit.gateway.world import DispatcherWorld, Puppet, finish_work, open_dispatcher_world, take_texts

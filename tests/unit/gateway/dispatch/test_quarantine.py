@@ -15,9 +15,8 @@ from omnibus.errors import BadInput, ProblemDetails
 from omnibus.graph import WIRE_VERSION
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
-from omnibus_gateway.dispatch.failure_detector import PROBE
+from omnibus_gateway.dispatch.failures import MAX_REFUSED_INPUTS, PROBE, Quarantine, node_keys
 from omnibus_gateway.dispatch.inflight import InflightInvocation
-from omnibus_gateway.dispatch.quarantine import MAX_REFUSED_INPUTS, Quarantine, node_keys
 from omnibus_gateway.routing.executors import ExecutorTable
 from tests.unit.executor.arithmetic import LIMIT, make_call, make_invocation
 from tests.unit.gateway.world import DispatcherWorld, Puppet, open_dispatcher_world, take_texts

@@ -9,7 +9,7 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnibus_gateway.http.transport import MAX_HELD_BYTES, TurnTransport
+from omnibus_gateway.http.connection import MAX_HELD_BYTES, TurnTransport
 
 
 class Writes(asyncio.Transport):

@@ -11,8 +11,7 @@ import pytest
 
 from omnibus.errors import BadRequest, Fatal, NotFound, TooLarge
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.media.files import FileStore, UnwrittenFile
-from omnibus_gateway.media.named_files import FileTicket
+from omnibus_gateway.media.files import FileStore, FileTicket, UnwrittenFile
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import ToyGateway, read_error_body
 

@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.errors import BadMedia
 from omnibus_gateway.media.fetcher import Fetcher, FetchRules
-from omnibus_gateway.tenancy.external_slots import TenantSlots
+from omnibus_gateway.tenancy.body_budget import TenantSlots
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 
 PATIENCE = 20.0

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibus.errors import BadRequest
-from omnibus_gateway.media import ssrf, urls
+from omnibus_gateway.media import urls
+from omnibus_gateway.media import urls as ssrf
 from omnibus_gateway.media.urls import UrlRules, UrlTarget
 
 PRODUCTION = UrlRules()

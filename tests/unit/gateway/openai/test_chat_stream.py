@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 
 from omnibus.errors import BadRequest, Overloaded, StageFailed
-from omnibus_gateway.openai import chat_stream
-from omnibus_gateway.openai.chat_response import build_usage
-from omnibus_gateway.openai.chat_stream import DONE, ChatStream
+from omnibus_gateway.openai import chat_response as chat_stream
+from omnibus_gateway.openai.chat_response import DONE, ChatStream, build_usage
 
 
 def make_stream(**options: Any) -> ChatStream:

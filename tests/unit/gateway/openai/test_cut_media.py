@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from omnibus.errors import BadRequest, OmnibusError
-from omnibus_gateway.media.data_url import decode_data_url
+from omnibus_gateway.media.urls import decode_data_url
 from omnibus_gateway.openai.chat_request import ChatRequest
-from omnibus_gateway.openai.cut_media import MIN_CUT_BYTES, parse_chat_media
-from omnibus_gateway.openai.encoded_url import EncodedUrl
+from omnibus_gateway.openai.cut_media import MIN_CUT_BYTES, EncodedUrl, parse_chat_media
 from omnibus_gateway.openai.messages import convert_messages
 from omnibus_gateway.openai.parse import parse_chat
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibus.errors import OmnibusError, TooLarge
-from omnibus_gateway.openai import density, embeddings, images, rerank, speech, videos
-from omnibus_gateway.openai.density import MAX_VALUES, check_values
-from omnibus_gateway.openai.parse import MAX_PARTS, parse_chat
+from omnibus_gateway.openai import embeddings, images, rerank, speech, videos
+from omnibus_gateway.openai import parse as density
+from omnibus_gateway.openai.parse import MAX_PARTS, MAX_VALUES, check_values, parse_chat
 from omnibus_gateway.openai.vllm_omni import translate_request
 from tests.unit.gateway.house import ToyGateway, read_error_body
 

@@ -15,7 +15,7 @@ from omnibus.families import catalog
 from omnibus.plan import ModelPlan, Plan
 from omnibus.store import Store
 from omnibus.structured.calls import call_head
-from omnibus_gateway.pricing.cost_fit import CostFits
+from omnibus_gateway.pricing.meter import CostFits
 from tests.unit.gateway.house import FILMER, OMNI, PAINTER, TOYS, ToyGateway, read_error_body, start_toy_gateway
 from tests.unit.gateway.house import TEXT as TEXT_MODEL
 from tests.unit.gateway.pricing.test_usage import EUROS, PRICE

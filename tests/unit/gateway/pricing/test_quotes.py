@@ -9,8 +9,7 @@ import pytest
 from omnibus.executor.job_clock import current_clock
 from omnibus.executor.runner import Job
 from omnibus.plan import PriceList
-from omnibus_gateway.pricing.cost_fit import CostFits, StageFit
-from omnibus_gateway.pricing.quantities import SIZES
+from omnibus_gateway.pricing.meter import SIZES, CostFits, StageFit
 from tests.unit.gateway.house import (
     VL,
     ToyGateway,

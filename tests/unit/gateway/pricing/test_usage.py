@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from omnibus.executor.energy_bill import EnergyBill
-from omnibus.executor.energy_meters import RaplMeter, find_zones
+from omnibus.executor.energy_meters import EnergyBill, RaplMeter, find_zones
 from omnibus.executor.job_clock import current_clock
 from omnibus.executor.runner import Job
 from omnibus.plan import DeploymentOption, PriceList

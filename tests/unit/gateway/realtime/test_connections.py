@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from omnibus.api_key import hash_key
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from omnibus_gateway.auth.origin import SameOriginMiddleware
+from omnibus_gateway.auth.access_rules import SameOriginMiddleware
 from tests.unit.gateway.auth.test_middleware import Gated, write_keys_file
 from tests.unit.gateway.house import OMNI, TEXT, ToyGateway, start_toy_gateway
 from tests.unit.gateway.realtime_house import RealtimeCaller, connect_caller, open_realtime_call

@@ -17,7 +17,7 @@ from omnibus.metrics.collectors import REGISTRY
 from omnibus.plan import PriceList
 from omnibus_gateway.openai.realtime.session import PcmFormat, ServerVad
 from omnibus_gateway.realtime import service
-from omnibus_gateway.realtime.turn_detection import TurnDetector
+from omnibus_gateway.realtime.input_turns import TurnDetector
 from tests.unit.gateway.house import OMNI, ToyGateway, build_chat_body, start_toy_gateway, write_chat_words
 from tests.unit.gateway.realtime.test_turn_detection import collect_edges, make_pcm, send_tones
 from tests.unit.gateway.realtime_doors import Doors

@@ -9,7 +9,8 @@ import pytest
 
 from omnibus.errors import Overloaded
 from omnibus_gateway.dispatch.streams import merge_streams
-from omnibus_gateway.realtime import conversation, session_limits, turn
+from omnibus_gateway.realtime import conversation, turn
+from omnibus_gateway.realtime import service as session_limits
 from omnibus_gateway.realtime.conversation import Conversation, ConversationItem, ItemPart
 from tests.unit.gateway.house import ToyGateway
 from tests.unit.gateway.realtime_house import SOUND, RealtimeCaller, join_deltas, list_types, open_realtime_call

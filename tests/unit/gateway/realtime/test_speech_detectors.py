@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from omnibus.errors import BadRequest
 from omnibus_gateway.openai.realtime.session import PcmFormat, ServerVad
+from omnibus_gateway.realtime.input_turns import TurnDetector
 from omnibus_gateway.realtime.speech_detectors import (
     EnergyDetector,
     SileroDetector,
@@ -20,7 +21,6 @@ from omnibus_gateway.realtime.speech_detectors import (
     SpeechDetectors,
     find_detector,
 )
-from omnibus_gateway.realtime.turn_detection import TurnDetector
 from tests.unit.gateway.house import OMNI, start_toy_gateway
 from tests.unit.gateway.realtime.test_turn_detection import collect_edges, make_pcm, send_tones
 from tests.unit.gateway.realtime_house import list_types, open_realtime_call

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from omnibus.cli.sessions import session_lines
-from omnibus.recording.session_timeline import build_timeline
-from omnibus.recording.sessions import read_session
+from omnibus.recording.sessions import build_timeline, read_session
 from tests.unit.gateway.house import OMNI, start_toy_gateway
 from tests.unit.gateway.realtime.test_resumed import PausingSpeaker, send_audio, until_said
 from tests.unit.gateway.realtime_house import open_realtime_call

@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.metrics.collectors import REGISTRY
 from omnibus_gateway.openai.realtime.session import MuLawFormat, PcmFormat, SemanticVad, ServerVad
-from omnibus_gateway.realtime.turn_detection import SpeechEdge, TurnDetector
+from omnibus_gateway.realtime.input_turns import SpeechEdge, TurnDetector
 from tests.unit.gateway.house import TEXT, ToyGateway, start_toy_gateway
 from tests.unit.gateway.realtime.test_responses_by_voice import Endless, serve_thinker
 from tests.unit.gateway.realtime_house import RealtimeCaller, list_types, open_realtime_call

@@ -11,7 +11,7 @@ import pytest
 from omnibus import graph
 from omnibus.bus import Delivery, subjects
 from omnibus.executor.runner import Job
-from omnibus_gateway.dispatch import capture
+from omnibus_gateway.dispatch import retention as capture
 from tests.unit.gateway.house import (
     OMNI,
     TOYS,

@@ -17,10 +17,9 @@ from omnibus.cli.steps import step_lines
 from omnibus.errors import BadRequest
 from omnibus.graph import encode_invocation
 from omnibus.recording import records
-from omnibus.recording.forks import can_begin_at, find_node, fork_invocation, parse_change
 from omnibus.recording.records import Record
-from omnibus.recording.steps import build_steps
-from omnibus_gateway.dispatch.capture import RecordedChunk
+from omnibus.recording.steps import build_steps, can_begin_at, find_node, fork_invocation, parse_change
+from omnibus_gateway.dispatch.retention import RecordedChunk
 from omnibus_gateway.replay.contents import render_chunks
 from tests.unit.gateway.house import (
     PNG,

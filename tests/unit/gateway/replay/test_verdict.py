@@ -14,10 +14,9 @@ from omnibus.errors import StageFailed, StageUnavailable
 from omnibus.graph import GraphNode, Invocation
 from omnibus.recording.records import EndRecord, RecordedAnswer
 from omnibus.structured.calls import call_head
-from omnibus.tensors.item import Item
-from omnibus_gateway.dispatch.digest import Fingerprint
+from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.inflight import InflightInvocation
-from omnibus_gateway.dispatch.streams import ResultStream
+from omnibus_gateway.dispatch.streams import Fingerprint, ResultStream
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.replay.comparison import ReplayComparison
 from omnibus_gateway.replay.verdict import compare_failures, summarize

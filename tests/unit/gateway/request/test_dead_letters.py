@@ -18,10 +18,10 @@ from omnibus.metrics import GATEWAY
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
 from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
+from omnibus_gateway.dispatch.failures import MAX_DEATHS
 from omnibus_gateway.dispatch.inflight import InflightInvocation
-from omnibus_gateway.dispatch.quarantine import MAX_DEATHS
-from omnibus_gateway.request import metrics
-from omnibus_gateway.request.dead_letters import MAX_LABEL_PAIRS
+from omnibus_gateway.request import load_report as metrics
+from omnibus_gateway.request.record import MAX_LABEL_PAIRS
 from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.router import ExecutorRoute
 from tests.unit.executor.arithmetic import make_call, make_invocation

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from omnibus.errors import BadRequest, CannotContinue
-from omnibus_gateway.openai.chat_stream import ChatStream
-from omnibus_gateway.request.event_ids import NumberedStream, parse_event_id
+from omnibus_gateway.openai.chat_response import ChatStream
+from omnibus_gateway.request.continuing import NumberedStream, parse_event_id
 from tests.unit.gateway.event_streams import StreamedEvent, parse_events, sound_of, text_of
 
 

@@ -5,8 +5,8 @@ import time
 import pytest
 
 from omnibus.metrics import REGISTRY
-from omnibus_gateway.request import latency
-from omnibus_gateway.request.latency import StreamLatency
+from omnibus_gateway.request import accumulator as latency
+from omnibus_gateway.request.accumulator import StreamLatency
 
 MODEL = "a-model-of-its-own"
 

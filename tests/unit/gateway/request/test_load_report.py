@@ -23,7 +23,7 @@ from omnibus.settings import BusSettings
 from omnibus.task import CompositeTask, choose
 from omnibus.up import infra
 from omnibus_gateway.dispatch.streams import ResultStream
-from omnibus_gateway.pricing.quantities import add_quantities
+from omnibus_gateway.pricing.meter import add_quantities
 from omnibus_gateway.request.load_report import LoadReporter
 from omnibus_gateway.routing.assignment import PlanScope
 from omnibus_gateway.routing.executors import ExecutorTable

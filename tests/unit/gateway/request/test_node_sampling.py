@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 
 from omnibus.graph import HANDLE, GraphNode
-from omnibus_gateway.request.node_sampling import complete_nodes
-from omnibus_gateway.routing.sampling_defaults import ModelSampling
+from omnibus_gateway.request.request import complete_nodes
+from omnibus_gateway.routing.assignment import ModelSampling
 
 USUAL = {
     "m": ModelSampling({"temperature": 0.6, "top_k": 20, "max_tokens": 50, "talker_top_k": 5}),

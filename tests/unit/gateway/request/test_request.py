@@ -15,9 +15,7 @@ from omnibus.graph import HANDLE, GraphNode
 from omnibus.recording.records import EndRecord
 from omnibus.task import CompositeTask, Segment, choose, use
 from omnibus.task.session import MAX_CALLS, MAX_SEGMENTS
-from omnibus_gateway.request.factory import RequestFactory
-from omnibus_gateway.request.names import app_letters
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.request import ClientRequest, RequestFactory, app_letters
 from tests.property.estate import GraphSystem, start_graph_system
 from tests.unit.sidecar.node import PATIENCE, wait_until
 from tests.unit.task.tasks import ADD, ONE, ROLL, STRICT, AddInput, NumberInput

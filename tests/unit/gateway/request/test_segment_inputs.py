@@ -7,9 +7,9 @@ import pytest
 
 from omnibus.errors import ProtocolError, StageFailed
 from omnibus.graph import HANDLE, GraphNode, call_digest
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.streams import ResultStream
-from omnibus_gateway.request.segment_inputs import Place, fill_references, has_references
+from omnibus_gateway.request.inputs import Place, fill_references, has_references
 
 
 class CountingPlacer:

@@ -9,8 +9,8 @@ from omnibus.bus.messages import ExecutorStatus, ModelGrowth, PlanEvent
 from omnibus.errors import Overloaded
 from omnibus.graph import GraphNode
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
-from omnibus_gateway.request import waiting_room
-from omnibus_gateway.request.waiting_room import WaitingRoom
+from omnibus_gateway.request import admission as waiting_room
+from omnibus_gateway.request.admission import WaitingRoom
 from omnibus_gateway.routing.assignment import Assignment
 from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.router import Router

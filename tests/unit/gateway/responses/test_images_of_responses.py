@@ -17,7 +17,7 @@ from PIL import Image
 
 from omnibus.cli.invocations import invocation_lines
 from omnibus.executor.runner import Job
-from omnibus.recording.waterfall_builder import build_waterfall
+from omnibus.recording.waterfall import build_waterfall
 from omnibus.store import Store
 from omnibus.structured.calls import call_head
 from tests.unit.gateway.house import PAINTER, TEXT, ToyGateway, paint_latents, read_error_body, start_toy_gateway

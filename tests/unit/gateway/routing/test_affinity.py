@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from omnibus_gateway.routing.affinity import (
+from omnibus_gateway.routing.replicas import (
     MAX_EXCESS_ITEMS,
     AffinityItem,
     ChosenReplica,

@@ -9,7 +9,7 @@ from omnibus.cluster.nodes import NodeDirectory
 from omnibus.errors import StageUnavailable
 from omnibus.graph import GraphNode
 from omnibus_gateway.routing.executors import ExecutorTable
-from omnibus_gateway.routing.nearness import Nearness
+from omnibus_gateway.routing.replicas import Nearness
 from omnibus_gateway.routing.router import ExecutorRoute, Router
 from tests.unit.gateway.routing.test_router import APART, TASKS, TOGETHER, add_work, make_plan
 

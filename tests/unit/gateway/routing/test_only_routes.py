@@ -3,7 +3,7 @@
 import pytest
 
 from omnibus.plan import Path
-from omnibus_gateway.routing import only_routes
+from omnibus_gateway.routing import paths as only_routes
 from omnibus_gateway.routing.router import ExecutorRoute, Router
 from tests.unit.gateway.routing.test_router import STAGES, make_calls, make_plan, make_router, make_status
 

@@ -9,10 +9,10 @@ from omnibus.bus.messages import ExecutorStatus, decode_status, encode
 from omnibus.model_defaults import SamplingDefaults
 from omnibus.plan import DeploymentOption, ModelPlan, Plan
 from omnibus_gateway.openai.parse import parse_chat
+from omnibus_gateway.routing.assignment import NEUTRAL, ModelSampling
+from omnibus_gateway.routing.assignment import DefaultSampling as SamplingCatalog
 from omnibus_gateway.routing.executors import ExecutorTable
-from omnibus_gateway.routing.sampling_defaults import NEUTRAL, ModelSampling
-from omnibus_gateway.routing.sampling_defaults import DefaultSampling as SamplingCatalog
-from omnibus_gateway.tasks.params import sampling_params
+from omnibus_gateway.tasks.prepared_chat import sampling_params
 
 TAKES = ("fallback_temperature",)
 

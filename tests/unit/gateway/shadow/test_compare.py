@@ -7,7 +7,7 @@ import pytest
 
 from omnibus.canary.gate import GateRules
 from omnibus.graph import GraphNode
-from omnibus_gateway.dispatch.capture import RecordedChunk
+from omnibus_gateway.dispatch.retention import RecordedChunk
 from omnibus_gateway.shadow.compare import describe_difference, find_differences
 
 EXACT = GateRules(tolerance=0.0)

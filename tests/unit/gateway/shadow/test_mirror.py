@@ -13,7 +13,7 @@ from omnibus.bus import subjects
 from omnibus.canary.candidate import Candidate, OptionChange
 from omnibus.canary.overlay import overlay_model
 from omnibus.errors import BadInput
-from omnibus.executor import acks
+from omnibus.executor import loop as acks
 from omnibus.executor.runner import Job
 from omnibus.settings import StoreSettings
 from omnibus.store import Store

@@ -7,12 +7,12 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from omnibus_gateway.openai.chat_response import (
     ChatCompletionAudio,
+    ChatStream,
     StructuredParts,
     build_usage,
     encode_completion,
 )
-from omnibus_gateway.openai.chat_stream import ChatStream
-from omnibus_gateway.request.event_ids import NumberedStream, parse_event_id
+from omnibus_gateway.request.continuing import NumberedStream, parse_event_id
 
 COUNTS = build_usage(prompt_text=5, prompt_image=100, prompt_audio=25, cached=64, text=7, audio=30)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omnibus.executor import identity
+from omnibus.executor import status as identity
 from omnibus.executor.runner import Job
 from tests.unit.gateway.house import TEXT, TOYS, ToyGateway, read_chat_answer
 

@@ -12,7 +12,7 @@ import pytest
 from omnibus.graph import call_digest, encode_input
 from omnibus_gateway.openai.messages import convert_messages
 from omnibus_gateway.openai.parse import parse_chat
-from omnibus_gateway.request.prompt_salt import salt_params
+from omnibus_gateway.request.inputs import salt_params
 from omnibus_gateway.tasks.prepared_chat import PreparedChat
 
 FLAG = {"type": "boolean"}

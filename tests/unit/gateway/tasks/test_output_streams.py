@@ -9,9 +9,9 @@ import pytest
 
 from omnibus.errors import Fatal, OmnibusError, StageFailed, StreamConsumed
 from omnibus.task import Audio, ChatOutput, Result, TextChunk
-from omnibus.tensors.item import Item
+from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.streams import ItemStream, merge_streams
-from omnibus_gateway.tasks.output_streams import as_item_stream, open_output_streams
+from omnibus_gateway.tasks.chat_response import as_item_stream, open_output_streams
 
 
 def make_source(*items: Item, ended: bool = True) -> ItemStream:

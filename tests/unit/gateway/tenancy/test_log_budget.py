@@ -7,8 +7,8 @@ from omnibus.bus.memory import MemoryBus
 from omnibus.errors import Overloaded
 from omnibus.recording.sessions import SessionEntries, SessionEntry, read_session
 from omnibus.settings import BusSettings
-from omnibus_gateway.realtime.session_log import SessionLog
-from omnibus_gateway.tenancy.log_budget import LogBudget
+from omnibus_gateway.realtime.event_sender import SessionLog
+from omnibus_gateway.tenancy.deferred import LogBudget
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 
 

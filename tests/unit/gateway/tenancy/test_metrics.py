@@ -14,7 +14,7 @@ from omnibus.metrics.tenants import MAX_TENANTS
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.dispatch.streams import ResultStream
 from omnibus_gateway.routing.assignment import Assignment
-from omnibus_gateway.tenancy import metrics
+from omnibus_gateway.tenancy import fair_queue as metrics
 from omnibus_gateway.tenancy.admission import Admission, AdmissionGrant, PlaceRequest
 from omnibus_gateway.tenancy.cost_model import RequestCost, RequestCostModel, actual_tokens
 from omnibus_gateway.tenancy.rate_limits import RateLimits

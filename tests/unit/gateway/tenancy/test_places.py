@@ -10,8 +10,8 @@ from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.router import Router
+from omnibus_gateway.tenancy.admission import ExecutorPlaces, RequestClaim, find_choices
 from omnibus_gateway.tenancy.fair_queue import FairQueue, QueueEntry
-from omnibus_gateway.tenancy.places import ExecutorPlaces, RequestClaim, find_choices
 from tests.unit.gateway.tenancy.test_rate_limits import RateClock
 
 TALK = ("think", "speak")

@@ -10,10 +10,8 @@ from omnibus.bus.heartbeats import GATEWAY_ABSENT_SECONDS
 from omnibus.bus.messages import GatewayStatus
 from omnibus.errors import Overloaded
 from omnibus_gateway.tenancy.deferred import DeferredWork
-from omnibus_gateway.tenancy.gateway_count import GatewayPeers
-from omnibus_gateway.tenancy.rate_limits import BURST_SECONDS, RateLimits
+from omnibus_gateway.tenancy.rate_limits import BURST_SECONDS, GatewayPeers, RateLimits, TokenBucket
 from omnibus_gateway.tenancy.tenant import Tenant
-from omnibus_gateway.tenancy.token_bucket import TokenBucket
 
 
 class RateClock:

@@ -10,8 +10,7 @@ import pytest
 from omnibus.errors import NotFound
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.media.peer_files import FileResponder, FileSource
-from omnibus_gateway.media.peers import MediaPeers
+from omnibus_gateway.media.peers import FileResponder, FileSource, MediaPeers
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from omnibus_gateway.videos.copies import VIDEO
 from omnibus_gateway.videos.service import Videos

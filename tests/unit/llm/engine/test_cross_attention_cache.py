@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from omnibus_llm.engine import kv_codec
+from omnibus_llm.engine import slot_cache as kv_codec
 from omnibus_llm.engine.cross_attention_cache import CrossCache
 from omnibus_models.attention import BidirectionalAttention, Crossing
 

@@ -10,7 +10,7 @@ import torch
 
 from omnibus.errors import ArenaFull, Fatal, ProtocolError, StageUnavailable
 from omnibus.executor.runner import Item
-from omnibus_llm.engine import kv_codec
+from omnibus_llm.engine import slot_cache as kv_codec
 from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from omnibus_models.contract import Thinker
 from tests.unit.jobs import MemoryJob, finish_job

@@ -10,7 +10,7 @@ import pytest
 
 from omnibus.checkpoints.adapter_source import describe_adapter
 from omnibus.errors import BadRequest, Conflict, Forbidden
-from omnibus_llm.engine.adapter_slots import AdapterLimits
+from omnibus_llm.engine.model import AdapterLimits
 from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny

@@ -9,8 +9,8 @@ from transformers import Lfm2Config, Lfm2ForCausalLM
 
 from omnibus.errors import Fatal
 from omnibus_llm.engine import admission
-from omnibus_llm.engine.prompt_group import FilledPrompt
 from omnibus_llm.engine.separate_caches import SeparateCaches
+from omnibus_llm.engine.sequence import FilledPrompt
 from omnibus_llm.engine.state_cache import StateCache
 from omnibus_llm.engine.step import Steps
 from omnibus_models.families.causal_lm import OwnDecoder, OwnHead

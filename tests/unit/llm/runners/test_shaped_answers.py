@@ -13,7 +13,7 @@ from omnibus.errors import BadRequest
 from omnibus.structured.calls import split_calls
 from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
 from omnibus_llm.engine.params import TextGenerationParams
-from omnibus_llm.runners.answer_shape import answer_grammar
+from omnibus_llm.runners.answer_parser import answer_grammar
 from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner
 from omnibus_llm.runners.thinker import ThinkRunner
 from omnibus_models import tiny

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from omnibus.tensors.arena import Arena
-from omnibus.tensors.block_lease import BlockOwner
+from omnibus.tensors.ledger import BlockOwner
 from omnibus.tensors.protocol import PullRequest, SidecarFrame, Verb, encode_tag
 from omnibus_sidecar.peers.incoming import Mirrors
 from omnibus_sidecar.peers.outgoing import OutgoingReads

@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.errors import NodeUnreachable
 from omnibus.metrics import REGISTRY, render_exposition
-from omnibus_sidecar import metrics
+from omnibus_sidecar import service as metrics
 from tests import observed
 from tests.unit.sidecar.node import make_deadline, run_sidecar, wait_until
 from tests.unit.sidecar.peers.pair import two_nodes

@@ -21,8 +21,13 @@ from omnibus.tensors.peer_protocol import (
     encode_peer_text,
     make_proof,
 )
-from omnibus_sidecar.peers.handshake import PeerIdentity, greet_listener
-from omnibus_sidecar.peers.handshakes import MAX_ADDRESS_HANDSHAKES, MAX_HANDSHAKES, Handshakes
+from omnibus_sidecar.peers.handshake import (
+    MAX_ADDRESS_HANDSHAKES,
+    MAX_HANDSHAKES,
+    Handshakes,
+    PeerIdentity,
+    greet_listener,
+)
 from omnibus_sidecar.peers.stream import read_frame, read_text
 from tests.unit.sidecar.node import make_deadline, wait_until
 from tests.unit.sidecar.peers.pair import introduce_nodes, peer_config, start_node, two_nodes

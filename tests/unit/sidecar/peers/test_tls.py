@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from omnibus.errors import BadRequest, NodeUnreachable
-from omnibus_sidecar.peers import credentials
+from omnibus_sidecar.peers import handshake as credentials
 from omnibus_sidecar.peers.plain_stream import open_stream
 from omnibus_sidecar.peers.tls_stream import EARLY_BYTES, TlsStream
 from tests.certificates import CERTIFICATE, KEY, node_files

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from omnibus_sidecar.peers.plain_stream import TURN_BYTES, WAKE_BYTES, PlainStream
-from omnibus_sidecar.peers.stall import make_progress
+from omnibus_sidecar.peers.stream import make_progress
 from tests.unit.sidecar.peers.raw import NoArena
 
 PIECE = 1 << 14

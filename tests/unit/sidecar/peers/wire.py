@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from omnibus.errors import NodeUnreachable
 from omnibus.tensors.arena import Arena
-from omnibus.tensors.block_lease import BlockOwner
+from omnibus.tensors.ledger import BlockOwner
 from omnibus.tensors.peer_protocol import PeerFrame, PullStatus
 from omnibus_sidecar.peers.incoming import MirrorTransfer, TransferDone
 from omnibus_sidecar.peers.outgoing import OutgoingReads

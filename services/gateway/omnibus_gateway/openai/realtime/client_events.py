@@ -8,8 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from omnibus.errors import BadRequest
-from omnibus_gateway.openai.density import check_values
-from omnibus_gateway.openai.parse import invalid_request
+from omnibus_gateway.openai.parse import check_values, invalid_request
 from omnibus_gateway.openai.realtime.items import ItemId, RealtimeItem, RealtimeReference
 from omnibus_gateway.openai.realtime.session import ResponseOptions, SessionUpdate
 

@@ -10,8 +10,7 @@ from msgspec import Meta, Struct
 
 from omnibus.errors import BadRequest
 from omnibus_gateway.openai.chat_request import Count
-from omnibus_gateway.openai.density import check_values
-from omnibus_gateway.openai.parse import convert_json, invalid_request
+from omnibus_gateway.openai.parse import check_values, convert_json, invalid_request
 from omnibus_gateway.openai.responses.items import InputItem
 from omnibus_gateway.openai.responses.request import (
     PATH,

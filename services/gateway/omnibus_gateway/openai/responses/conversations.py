@@ -6,8 +6,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from omnibus.errors import BadRequest
-from omnibus_gateway.openai.density import check_values
-from omnibus_gateway.openai.parse import convert_json, invalid_request
+from omnibus_gateway.openai.parse import check_values, convert_json, invalid_request
 from omnibus_gateway.openai.responses.items import InputItem
 from omnibus_gateway.openai.responses.request import Metadata, name_message
 

@@ -19,9 +19,8 @@ from omnibus_gateway.openai.chat_request import (
     Temperature,
     TopK,
 )
-from omnibus_gateway.openai.density import check_values
 from omnibus_gateway.openai.images import check_options
-from omnibus_gateway.openai.parse import convert_json, invalid_request
+from omnibus_gateway.openai.parse import check_values, convert_json, invalid_request
 from omnibus_gateway.openai.responses.items import InputItem, InputMessage, InputText
 from omnibus_gateway.openai.responses.tools import (
     IMAGE_TOOL,

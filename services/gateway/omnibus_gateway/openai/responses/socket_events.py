@@ -10,9 +10,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from omnibus.errors import BadRequest, OmnibusError
-from omnibus_gateway.openai.density import check_values
 from omnibus_gateway.openai.errors import error_headers, status_of
-from omnibus_gateway.openai.parse import invalid_request
+from omnibus_gateway.openai.parse import check_values, invalid_request
 from omnibus_gateway.openai.responses.request import ResponseRequest, parse_response_request
 from omnibus_gateway.openai.responses.sequence import NumberedEvent
 

@@ -8,7 +8,7 @@ from typing import Any
 from omnibus.checkpoints.adapter_source import AdapterSource
 from omnibus.checkpoints.adapters import LoraAdapter, read_adapter
 from omnibus.errors import BadRequest, Fatal
-from omnibus_llm.engine.adapter_slots import AdapterSlots
+from omnibus_llm.engine.model import AdapterSlots
 from omnibus_llm.vllm.protocol import Launch
 
 #: Ranks for which vLLM reserves memory.
