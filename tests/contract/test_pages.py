@@ -5,7 +5,8 @@ import re
 import msgspec
 import pytest
 
-from omnibus.reference import comments, fields, settings
+from omnibus.reference import fields, settings
+from omnibus.reference import fields as comments
 from omnibus.settings import Settings
 from tests import pages
 from tests.pages import errors, tasks

@@ -6,7 +6,7 @@ from http import HTTPStatus
 
 from omnibus import errors
 from omnibus.errors import OmnibusError
-from omnibus.reference.comments import to_markdown
+from omnibus.reference.fields import to_markdown
 from tests.pages import mistakes
 
 HEAD = """# Errors

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from omnibus_gateway.media.headers.sniff import AUDIO_OR_VIDEO, FORMATS
-from omnibus_models import _codecs
+from omnibus_models import _av as _codecs
 
 PAGE = Path(__file__).parents[2] / "docs" / "routes.md"
 BEGIN, END = "<!-- formats: made by python -m tests.pages -->", "<!-- /formats -->"

@@ -6,8 +6,7 @@ from typing import Any
 import msgspec
 
 from omnibus.environment import Settings, variable_name
-from omnibus.reference.comments import to_markdown
-from omnibus.reference.fields import described, unit_of
+from omnibus.reference.fields import described, to_markdown, unit_of
 from omnibus.reference.settings import AREAS, OTHER_VARIABLES
 
 TITLES = {"VLLM": "vLLM", "UP": "omnibus up", "BUS": "Bus (NATS)", "STORE": "Store (Redis or Valkey)"}

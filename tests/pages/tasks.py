@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 import omnibus.task
 from omnibus import errors
-from omnibus.reference.comments import field_comments, to_markdown
+from omnibus.reference.fields import field_comments, to_markdown
 from omnibus.task import CompositeTask, Part, Stream, TaskInput, TaskOutput, UnitTask, library
 from omnibus.task.types import ON_DEMAND
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from omnibus_llm.vllm.v032 import process as core_process
+from omnibus_llm.vllm.v032 import engine as core_process
 
 #: What a core and its worker import until they serve.
 _MODULES = (

@@ -1,4 +1,7 @@
-"""The planner service: plans declared models and apps, and rolls the plan out in the store."""
+"""The planner service: plans declared models and apps, and rolls the plan out in the store.
+
+Prometheus metrics of a planner, from its state: its plan, staged plans, and missing executors.
+"""
 
 import asyncio
 import logging
@@ -16,6 +19,7 @@ from omnibus.bus.messages import ModelGrowth, PlanEvent
 from omnibus.bus.nats import NatsBus
 from omnibus.canary.overlay import without_candidate
 from omnibus.cells import merge_cells
+from omnibus.cluster.desired import replica_counts
 from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
 from omnibus.errors import BadRequest, BusUnavailable, ProtocolError, StoreUnavailable
 from omnibus.metrics import PLANNER
@@ -23,7 +27,7 @@ from omnibus.plan import ModelPlan, Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, PlannerSettings, StoreSettings, read_settings
 from omnibus.store import PlanProblem, Store
-from omnibus_planner import metrics, reconcile
+from omnibus_planner import reconcile
 from omnibus_planner.autoscale.autoscaler import Autoscaler
 from omnibus_planner.autoscale.growth import plan_growth
 from omnibus_planner.canary.controller import CandidateController
@@ -36,6 +40,33 @@ from omnibus_planner.rollout.reasons import describe_app_changes
 from omnibus_planner.rollout.rollout import PlanRollout
 from omnibus_planner.rollout.target import PlanTarget
 from omnibus_planner.score.scorer import PlanScorer
+
+
+def register_metrics(changes: PlanRollout, ready: ReadyExecutors) -> None:
+    """Register metrics that read ``changes`` and ``ready``."""
+
+    def planned_executors() -> dict[tuple[str, ...], float]:
+        counts: dict[tuple[str, ...], float] = {}
+        for kind, count in replica_counts(changes.plan.models).items() if changes.plan is not None else ():
+            counts[kind[:2]] = counts.get(kind[:2], 0) + count
+        return counts
+
+    def ready_executors() -> dict[tuple[str, ...], float]:
+        counts = dict.fromkeys(planned_executors(), 0.0)
+        for kind in replica_counts(changes.plan.models) if changes.plan is not None else ():
+            counts[kind[:2]] += ready.count_ready(kind)
+        return counts
+
+    PLANNER.epoch.set_values(lambda: {(): changes.plan.epoch} if changes.plan is not None else {})
+    PLANNER.created.set_values(lambda: {(): changes.plan.created} if changes.plan is not None else {})
+    PLANNER.staged.set_value(
+        lambda: time.time() - changes.staged_plan.created if changes.staged_plan is not None else 0.0
+    )
+    PLANNER.problems.set_value(lambda: changes.has_problem)
+    PLANNER.pinned.set_value(lambda: changes.is_pinned)
+    PLANNER.wanted.set_values(planned_executors)
+    PLANNER.ready.set_values(ready_executors)
+
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +115,7 @@ class PlannerService:
         running = await self._running_models()
         await self._planning.plan(running, self._follow.last_load)
         self._set_target(DECLARED)
-        metrics.register_metrics(self._changes, self._ready)
+        register_metrics(self._changes, self._ready)
         await self._changes.run_available_steps()
         files = self._follow_files(read, file_stamps)
         work = [self._changes.run(), self._follow_plan(), self._follow_apps(), files, self._follow_profiles()]

@@ -14,24 +14,89 @@ JSON: OpenAI chat bodies with their shares (equal ones may be left out). Paths a
 | `{"type": "image_url", ...}` and all else | as OpenAI has it; the URL may be a file's path |
 
 CSV (`.csv` or `.csv.gz`) has the sizes of one request a row; see ``omnibus.profiling.csv_workload``.
+
+Generated images, audio and videos of a given size: the same seed gives the same bytes.
 """
 
 import base64
 import gzip
 import hashlib
+import io
 import json
 import mimetypes
 import random
+import struct
+import wave
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from omnibus.errors import BadRequest
-from omnibus.profiling import csv_workload, media, size_variants
+from omnibus.profiling import csv_workload, size_variants
 from omnibus.profiling.csv_workload import DEFAULT_SAMPLING, TOKEN_SIDE_PIXELS, RowSampling
 from omnibus.profiling.measured_model import Subject
+
+#: Samples per second of audio, frames per second of a video.
+SAMPLE_RATE_HERTZ, FRAMES_PER_SECOND = 16_000, 4
+#: Pixels of one side of a square whose colour is drawn; the rest follows, so that files stay small.
+_BLOCK_SIDE_PIXELS = 14
+
+
+def make_image(width: int, height: int, seed: int) -> bytes:
+    """Return a PNG of ``width`` x ``height`` pixels."""
+    rows = _random_pixels(np.random.default_rng(seed), width, height)
+    raw = np.concatenate([np.zeros((height, 1), np.uint8), rows.reshape(height, width * 3)], axis=1)
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = ((b"IHDR", head), (b"IDAT", zlib.compress(raw.tobytes(), 1)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_png_chunk(kind, data) for kind, data in parts)
+
+
+def make_audio(seconds: float, seed: int) -> bytes:
+    """Return a WAV file, mono, 16 bit: a tone in noise."""
+    count = max(1, round(seconds * SAMPLE_RATE_HERTZ))
+    noise = np.random.default_rng(seed).standard_normal(count)
+    tone = np.sin(np.arange(count) * (250 + 10 * (seed % 50)) * 2 * np.pi / SAMPLE_RATE_HERTZ)
+    out = io.BytesIO()
+    with wave.open(out, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE_HERTZ)
+        file.writeframes(((0.3 * tone + 0.01 * noise) * 32000).astype("<i2").tobytes())
+    return out.getvalue()
+
+
+def make_video(width: int, height: int, seconds: float, seed: int) -> bytes:
+    """Return an MP4. Raises ``BadRequest`` if PyAV is not installed."""
+    try:
+        import av
+    except ImportError as error:
+        raise BadRequest(f"videos of a size need PyAV (`pip install av`), or name files instead: {error}") from error
+    random = np.random.default_rng(seed)
+    out = io.BytesIO()
+    with av.open(out, "w", format="mp4") as file:
+        stream = file.add_stream("mpeg4", rate=FRAMES_PER_SECOND)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for _ in range(max(1, round(seconds * FRAMES_PER_SECOND))):
+            frame = av.VideoFrame.from_ndarray(_random_pixels(random, width, height), format="rgb24")
+            file.mux(stream.encode(frame))
+        file.mux(stream.encode(None))
+    return out.getvalue()
+
+
+def _random_pixels(random: np.random.Generator, width: int, height: int) -> np.ndarray:
+    coarse = random.integers(
+        0, 255, (-(-height // _BLOCK_SIDE_PIXELS), -(-width // _BLOCK_SIDE_PIXELS), 3), dtype=np.uint8
+    )
+    return np.ascontiguousarray(coarse.repeat(_BLOCK_SIDE_PIXELS, 0).repeat(_BLOCK_SIDE_PIXELS, 1)[:height, :width])
+
+
+def _png_chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
 
 MODALITIES = ("image", "audio", "video")
 #: Tokens assumed for a second of audio or a frame of video when requests are sorted by size.
@@ -242,9 +307,9 @@ class ChatMessageReader:
         """Return a medium of that size as data URL. Raises ``ValueError`` for an invalid size."""
         seed = self._seeds.randrange(1 << 31)
         makers: dict[str, tuple[int, Callable[..., bytes], str]] = {
-            "image": (2, media.make_image, "image/png"),
-            "audio": (1, media.make_audio, "audio/wav"),
-            "video": (3, media.make_video, "video/mp4"),
+            "image": (2, make_image, "image/png"),
+            "audio": (1, make_audio, "audio/wav"),
+            "video": (3, make_video, "video/mp4"),
         }
         count, make, mime = makers[modality]
         numbers: Sequence[Any] = size if isinstance(size, list) else [size]
@@ -255,7 +320,7 @@ class ChatMessageReader:
         seconds = list(numbers[len(pixels) :])
         self._add_media(
             modality,
-            area * (seconds[0] * media.FRAMES_PER_SECOND if seconds else 1)
+            area * (seconds[0] * FRAMES_PER_SECOND if seconds else 1)
             if pixels
             else seconds[0] * _AUDIO_TOKENS_PER_SECOND,
         )

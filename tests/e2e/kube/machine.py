@@ -23,7 +23,8 @@ from typing import Any
 from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import PACKAGE_PATH
 from omnibus.service import until_cancelled
-from omnibus.up import binaries, fork_client
+from omnibus.up import fork_client
+from omnibus.up import infra as binaries
 from omnibus.up.ports import free_ports
 from tests.e2e import warm
 from tests.e2e.system import ROOT

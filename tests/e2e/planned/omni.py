@@ -4,7 +4,7 @@ import base64
 from collections.abc import Sequence
 from typing import Any
 
-from omnibus.profiling.media import make_audio, make_image
+from omnibus.profiling.workload import make_audio, make_image
 from tests.unit.planner.simulate.omni import HEARD, SEEN, SPOKEN, TEXT
 
 MODEL = "omni"

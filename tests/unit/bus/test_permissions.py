@@ -13,7 +13,8 @@ from omnibus.bus import permissions, subjects
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BadRequest, BusUnavailable, NotFound
 from omnibus.settings import BusSettings
-from omnibus.up import binaries, infra
+from omnibus.up import infra
+from omnibus.up import infra as binaries
 from tests import certificates
 
 USERS = permissions.permissions_by_user()

@@ -21,7 +21,8 @@ from omnibus.plan import Plan
 from omnibus.process.spec import ProcessSpec
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
-from omnibus.up import binaries, infra
+from omnibus.up import infra
+from omnibus.up import infra as binaries
 from omnibus.up.infra import InfraServer
 from omnibus.up.ports import LOOPBACK, free_ports
 from tests.contract import clusters

@@ -16,7 +16,8 @@ from omnibus.bus.nats import NatsBus
 from omnibus.errors import StoreUnavailable
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
-from omnibus.up import binaries, infra
+from omnibus.up import infra
+from omnibus.up import infra as binaries
 from tests.kube.api import Object
 from tests.unit.chart.shapes import SHAPES, Renders, read_env, select_kind
 

@@ -19,7 +19,7 @@ from omnibus_encoder.text_engines import SentenceRunner
 from omnibus_engines import registry
 from omnibus_models import families, tiny
 from omnibus_models.examine.report import examine_checkpoint
-from omnibus_models.families._gguf_embedder import GgufEmbedder
+from omnibus_models.families.sentence_encoder import GgufEmbedder
 from tests.gguf_encoders import write_encoder_gguf
 from tests.gguf_files import write_gguf
 from tests.unit.encoder.test_sentence_runner import TEXTS, embed_texts

@@ -13,7 +13,8 @@ from torch import Tensor
 from omnibus.errors import BadRequest, ContextTooLong
 from omnibus_models import families, tiny
 from omnibus_models.contract import ImageSpec
-from omnibus_models.families import _glm_denoiser, glm_image
+from omnibus_models.families import glm_image
+from omnibus_models.families import glm_image as _glm_denoiser
 from tests.close import DENOISED_BOUND, assert_close
 from tests.oracles import glm_image as oracle
 

@@ -11,7 +11,8 @@ from PIL import Image
 from omnibus.encoding.image import encode_image
 from omnibus.errors import BadRequest, ContextTooLong, Fatal
 from omnibus.model_defaults import ImageDefaults
-from omnibus_models import image_modes, tiny
+from omnibus_models import media as image_modes
+from omnibus_models import tiny
 from omnibus_models.contract import ImageChange, ImageSpec
 from omnibus_models.families import family_of
 from omnibus_models.modular import blocks, trial

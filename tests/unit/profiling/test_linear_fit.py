@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibus.profiling.linear_fit import fit_line, quantity_names, solve_nonnegative
+from omnibus.profiling.conclusions import fit_line, quantity_names, solve_nonnegative
 from tests.unit.profiling.subjects import make_omni_subject, make_vl_subject
 
 TOKENS = [(100, 10), (100, 50), (400, 10), (400, 50), (900, 30)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnibus.errors import BusUnavailable, StoreUnavailable
-from omnibus.up import binaries
+from omnibus.up import infra as binaries
 
 
 def server_that_says(directory: Path, name: str, version: str) -> Path:

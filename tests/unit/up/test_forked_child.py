@@ -14,7 +14,7 @@ import pytest
 
 from omnibus.process.process import ChildProcess
 from omnibus.process.spec import ProcessSpec, python_command
-from omnibus.up import forked_child
+from omnibus.up import supervisor as forked_child
 from tests.unit.up.births import ForkServer
 from tests.unit.up.programs import WITHIN, all_gone
 

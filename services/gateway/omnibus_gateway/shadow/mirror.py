@@ -5,34 +5,222 @@ comparison runs at a time: the request runs again on the serving path and on the
 alternating order. Neither run is recorded, counted as load, or charged to a tenant: their weight is 0. A comparison
 starts only while the executors have spare capacity, and is cancelled when client requests need it. Without a candidate,
 nothing here runs, and requests do not call it at their end.
+
+Client requests of a canary, compared with those of the other executors: failures and slow ones.
+
+Comparison of one finished request on serving version and candidate.
 """
 
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from omnibus import graph
+from omnibus.bus.messages import Hop
 from omnibus.canary.candidate import Candidate
+from omnibus.canary.gate import DIFFERED, FAILED, PAIRS, SERVED, SERVED_FAILED, SERVED_SLOW, SLOWER, GateRules
 from omnibus.canary.overlay import find_control
-from omnibus.errors import OmnibusError, StoreUnavailable
+from omnibus.errors import OmnibusError, Overloaded, Rejected, StoreUnavailable
 from omnibus.graph import Invocation
 from omnibus.metrics import GATEWAY
-from omnibus.plan import Path
+from omnibus.plan import CANDIDATE_MARK, Path
 from omnibus.service import until_cancelled
 from omnibus.store import Store
 from omnibus_gateway.dispatch.inflight import InflightInvocation
+from omnibus_gateway.replay.mirrored import MirroredRun
 from omnibus_gateway.replay.options import ReplayOptions
 from omnibus_gateway.replay.replay import Replayer
 from omnibus_gateway.request.record import Records
+from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.router import Router
-from omnibus_gateway.shadow.pair import Comparison, compare_runs, is_void
-from omnibus_gateway.shadow.served import ServedRequests
+from omnibus_gateway.shadow.compare import OutputDifference, count_comparable, find_differences
 from omnibus_gateway.shadow.spare_room import LOOK_SECONDS, PAUSE_SECONDS, ROOM_SECONDS, SpareRoom
+
+#: Maximum number of remembered durations of other requests per model and type, and the minimum for a comparison.
+MAX_DURATIONS, MIN_DURATIONS = 400, 20
+#: Quantile of the durations of other requests above which a request is slow.
+_SLOW_QUANTILE = 0.95
+#: Maximum number of remembered executors of candidates.
+MAX_EXECUTORS = 1024
+
+
+class ServedRequests:
+    """Counts per candidate since the last ``take``."""
+
+    def __init__(self, members: ExecutorTable) -> None:
+        self._members = members
+        self._durations: dict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=MAX_DURATIONS))
+        self._counts: dict[str, Counter[str]] = {}
+        self._findings: dict[str, dict[str, Any]] = {}  # the last failure of each candidate
+        self._executors: dict[str, None] = {}
+
+    def add(self, candidate: Candidate, running: InflightInvocation, status: str) -> None:
+        """Count an ended request to the model of ``candidate``."""
+        invocation = running.invocation
+        if status == "cancelled":  # its client has disconnected
+            return
+        seconds = time.time() - invocation.created
+        durations = self._durations[invocation.model, invocation.type]
+        was_lost = self._was_lost(running)
+        if not was_lost and not any(option.endswith(CANDIDATE_MARK) for option in invocation.options):
+            if status == "done":
+                durations.append(seconds)
+            return
+        counts = self._counts.setdefault(candidate.id, Counter())
+        counts[SERVED] += 1
+        if was_lost or (status != "done" and not isinstance(running.failure, Rejected)):
+            counts[SERVED_FAILED] += 1
+            self._findings[candidate.id] = _describe_failure(running)
+        elif len(durations) >= MIN_DURATIONS and seconds > sorted(durations)[int(_SLOW_QUANTILE * len(durations))]:
+            counts[SERVED_SLOW] += 1
+
+    def _was_lost(self, running: InflightInvocation) -> bool:
+        """Return True if it moved away from an executor of a candidate."""
+        return any(move.executor in self._executors for move in running.moves)
+
+    def note_executors(self) -> None:
+        """Remember the current executors of candidates."""
+        for status in self._members.statuses():
+            if status.option.endswith(CANDIDATE_MARK):
+                self._executors[status.id] = None
+        while len(self._executors) > MAX_EXECUTORS:
+            del self._executors[next(iter(self._executors))]
+
+    def take(self) -> Iterator[tuple[str, dict[str, int], dict[str, Any] | None]]:
+        """Yield id, new counts and latest failure of each candidate."""
+        counts, self._counts = self._counts, {}
+        findings, self._findings = self._findings, {}
+        for id, candidate_counts in counts.items():
+            yield id, dict(candidate_counts), findings.get(id)
+
+    def clear(self) -> None:
+        """Forget everything: there is no canary any longer."""
+        self._durations.clear()
+        self._counts.clear()
+        self._findings.clear()
+        self._executors.clear()
+
+
+def _describe_failure(running: InflightInvocation) -> dict[str, Any]:
+    """Describe a request that failed on a candidate or left it."""
+    invocation, error = running.invocation, running.failure
+    description = (
+        f"{error.code}: {error.message}" if error is not None else "its executor was lost, and it moved to another"
+    )
+    return {
+        "id": invocation.id,
+        "type": invocation.type,
+        "at": round(time.time(), 3),
+        "route": list(invocation.route),
+        "outcome": "failed",
+        "what": f"a user's request: {description}",
+        "stage": error.stage if error is not None else "",
+    }
+
+
+#: Seconds by which runs may always differ: smaller differences are noise.
+MIN_SLOWER_SECONDS = 0.005
+#: Maximum number of differences in a finding.
+MAX_NAMED_DIFFERENCES = 5
+
+Outcome = Literal["same", "failed", "slower", "differed"]
+
+
+class Comparison(NamedTuple):
+    """Result of two runs: counts for the candidate, and a description of the problem, if any."""
+
+    outcome: Outcome
+    counts: dict[str, int]
+    finding: dict[str, Any] | None
+
+
+def is_void(recorded_invocation: Invocation, control: MirroredRun, candidate: MirroredRun) -> bool:
+    """Return True if the comparison is meaningless.
+
+    The control failed, the candidate had no room, or no common output has content.
+    """
+    if control.failure is not None or isinstance(candidate.failure, Overloaded):
+        return True
+    one_sided = (control.outputs.keys() ^ candidate.outputs.keys()) & set(recorded_invocation.outputs)
+    return candidate.failure is None and not one_sided and not count_comparable(control.outputs, candidate.outputs)
+
+
+def compare_runs(
+    candidate: Candidate, recorded_invocation: Invocation, control: MirroredRun, candidate_run: MirroredRun
+) -> Comparison:
+    """Compare two runs that are not void."""
+    counts = {PAIRS: 1}
+    about = {
+        "id": recorded_invocation.id,
+        "type": recorded_invocation.type,
+        "at": round(time.time(), 3),
+        "route": list(candidate_run.route),
+    }
+    if candidate_run.failure is not None:
+        counts[FAILED] = 1
+        description = f"{candidate_run.failure.code}: {candidate_run.failure.message}"
+        return Comparison(
+            "failed", counts, {**about, "outcome": "failed", "what": description, "stage": candidate_run.failure.stage}
+        )
+    differences = find_differences(
+        recorded_invocation.nodes, control.outputs, candidate_run.outputs, candidate.rules, recorded_invocation.outputs
+    )
+    slower = _is_slower(control.seconds, candidate_run.seconds, candidate.rules)
+    counts["compared"] = count_comparable(control.outputs, candidate_run.outputs)
+    if slower:
+        counts[SLOWER] = 1
+    if differences:
+        counts[DIFFERED] = 1
+        counts[f"differed.{differences[0].component}"] = 1
+        description = "; ".join(_difference_text(each) for each in differences[:MAX_NAMED_DIFFERENCES])
+        finding = {**about, "outcome": "differed", "what": description, "stage": differences[0].component}
+        return Comparison("differed", counts, finding)
+    if slower:
+        stage, description = _slowest_stage(recorded_invocation, control, candidate_run)
+        return Comparison("slower", counts, {**about, "outcome": "slower", "what": description, "stage": stage})
+    return Comparison("same", counts, None)
+
+
+def _difference_text(difference: OutputDifference) -> str:
+    return f"{difference.component}.{difference.output}: {difference.what}"
+
+
+def _is_slower(control: float, candidate_seconds: float, rules: GateRules) -> bool:
+    return candidate_seconds > rules.slack * control + MIN_SLOWER_SECONDS
+
+
+def _slowest_stage(
+    recorded_invocation: Invocation, control: MirroredRun, candidate_run: MirroredRun
+) -> tuple[str, str]:
+    """Return the first stage that is much slower, and a description.
+
+    Much slower means at least half of the largest slowdown. A slowdown of later stages may be their wait for it.
+    """
+    delays = {
+        node: _stage_seconds(candidate_run.hops[node]) - _stage_seconds(control.hops[node])
+        for node in control.hops.keys() & candidate_run.hops.keys()
+    }
+    text = f"{1000 * candidate_run.seconds:.0f} ms instead of {1000 * control.seconds:.0f} ms"
+    if not delays:
+        return "", text
+    most = max(delays.values())
+    node = min(each for each, seconds in delays.items() if 2 * seconds >= most or seconds == most)
+    component = recorded_invocation.nodes[node].component
+    return component, f"{text}, {1000 * delays[node]:.0f} ms of it in {component}"
+
+
+def _stage_seconds(hop: Hop) -> float:
+    """Return the seconds of a stage after its first inputs have arrived.
+
+    This includes the time before it opens its inputs and before its engine begins.
+    """
+    return hop.end - max((hop.taken, *hop.arrived))
+
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,17 @@
-"""Planned models follow their load: measured at gateways, judged, and planned for."""
+"""Planned models follow their load: measured at gateways, judged, and planned for.
+
+Pauses between plans: each lasts ten times the CPU time of the plan before it.
+
+Chance in a measured mix: the shares in a sample differ from those of all requests.
+
+Of n requests, the standard deviation of a type's share p is sqrt(p (1 - p) / n). A mix counts as changed if a share
+differs by more than three of these, or by more than three requests. Otherwise plans would repeatedly follow chance at
+few requests per second.
+"""
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -25,7 +35,6 @@ from omnibus_planner.autoscale.candidates import (
     serves_more,
     solve_for_load,
 )
-from omnibus_planner.autoscale.chance import without_chance
 from omnibus_planner.autoscale.controls import build_attainment, build_policy, build_trend, scaling_rules
 from omnibus_planner.autoscale.explanation import (
     LOAD,
@@ -36,7 +45,6 @@ from omnibus_planner.autoscale.explanation import (
 )
 from omnibus_planner.autoscale.forecast import BurstForecast, relative_error
 from omnibus_planner.autoscale.load_window import LoadWindows
-from omnibus_planner.autoscale.pacing import SolvePace
 from omnibus_planner.autoscale.policy import (
     ScalingPolicy,
     ScalingSnapshot,
@@ -51,8 +59,58 @@ from omnibus_planner.optimize.load import Loads, ModelLoad
 from omnibus_planner.optimize.result import PlanningResult
 from omnibus_planner.rollout.rollout import PlanRollout
 
-if TYPE_CHECKING:  # see ``omnibus_planner.optimize``
+if TYPE_CHECKING:
     from omnibus_planner.optimize.planner import Planner
+
+
+#: Fewest seconds between two plans, and seconds per second of CPU time of the last one.
+MIN_PAUSE_SECONDS, PAUSE_PER_CPU_SECOND = 1.0, 10.0
+
+
+class SolvePace:
+    """Pause after plans that were solved for one reason. ``clock`` returns seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._until = clock()
+
+    @property
+    def is_resting(self) -> bool:
+        """True while no plan may be solved."""
+        return self._clock() < self._until
+
+    def note_solved(self, plan_candidates: PlanCandidates) -> None:
+        """Start the pause after ``plan_candidates`` was solved."""
+        self._until = self._clock() + max(MIN_PAUSE_SECONDS, PAUSE_PER_CPU_SECOND * plan_candidates.seconds)
+
+
+#: Standard deviations, or requests, by which a share must differ.
+_DEVIATIONS = 3.0
+
+
+def without_chance(load: ModelLoad, planned_load: ModelLoad, seconds: float) -> ModelLoad:
+    """Return ``load``, with the shares of ``planned_load`` if only chance differs.
+
+    ``load`` was measured over ``seconds``.
+    """
+    requests = load.rate * seconds
+    before, now = _normalised(planned_load.shares), _normalised(load.shares)
+    if not before or not now or requests <= 0:
+        return load
+    if all(_is_chance(before.get(kind, 0.0), now.get(kind, 0.0), requests) for kind in {*before, *now}):
+        return msgspec.structs.replace(load, shares=before)
+    return load
+
+
+def _is_chance(before: float, now: float, requests: float) -> bool:
+    deviation = max(math.sqrt(before * (1.0 - before) / requests), 1.0 / requests)
+    return abs(now - before) <= _DEVIATIONS * deviation + 1e-9
+
+
+def _normalised(shares: Mapping[str, float]) -> dict[str, float]:
+    total = sum(shares.values())
+    return {kind: share / total for kind, share in shares.items()} if total > 0 else {}
+
 
 log = logging.getLogger(__name__)
 

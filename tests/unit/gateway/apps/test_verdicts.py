@@ -10,7 +10,7 @@ from omnibus.app import protocol
 from omnibus.graph import Invocation
 from omnibus.recording.records import AppCall, Record, RecordedAnswer
 from omnibus.structured.calls import call_head
-from omnibus_gateway.apps.call_replay import ReplayedCall, has_comparison, is_as_recorded
+from omnibus_gateway.apps.canary import ReplayedCall, has_comparison, is_as_recorded
 from omnibus_gateway.apps.recorded_calls import RecordedCall, RecordedSegment
 from omnibus_gateway.dispatch.retention import RecordedChunk
 from omnibus_gateway.replay.mirrored import digest_chunks

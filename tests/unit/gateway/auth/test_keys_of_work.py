@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from omnibus.store import Store
-from omnibus_gateway.batches.turn import TURN_SECONDS
+from omnibus_gateway.batches.service import TURN_SECONDS
 from tests.unit.gateway.auth.keyed import KeyedGateway, PatientThinker, keyed_gateways
 from tests.unit.gateway.batches.test_batches import build_batch_lines, submit_file
 from tests.unit.gateway.files.test_client_files import client_of

@@ -6,7 +6,8 @@ import openai
 import pytest
 
 from omnibus.store import Store
-from omnibus_gateway.batches import service, turn
+from omnibus_gateway.batches import service
+from omnibus_gateway.batches import service as turn
 from tests.unit.gateway.auth.keyed import PatientThinker, keyed_gateways
 from tests.unit.gateway.auth.test_keys_of_work import submit_batch, wait_for_document
 from tests.unit.sidecar.node import wait_until

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omnibus_planner.autoscale.chance import without_chance
+from omnibus_planner.autoscale.autoscaler import without_chance
 from omnibus_planner.optimize.load import ModelLoad
 
 PLANNED = ModelLoad(0.0, {"image": 9.0, "text": 1.0})  # shares may be in any unit

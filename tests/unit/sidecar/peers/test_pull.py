@@ -16,7 +16,8 @@ from omnibus.tensors.peer_protocol import (
     decode_peer_frame,
     encode_peer_frame,
 )
-from omnibus_sidecar.peers import dialler, listener
+from omnibus_sidecar.peers import dialler
+from omnibus_sidecar.peers import plane as listener
 from omnibus_sidecar.peers.stream import write_frame
 from tests.unit.sidecar.node import make_deadline, wait_until
 from tests.unit.sidecar.peers.pair import two_nodes
