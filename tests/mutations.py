@@ -41,7 +41,7 @@ MUTATIONS = [
     # The gateway
     Mutation(f"{_GATEWAY}/http/connection.py", "if room <= 0:", "if room < 0:", "tests/unit/gateway/http"),
     Mutation(
-        f"{_GATEWAY}/media/ssrf.py", "        return allow_private", "        return True", "tests/unit/gateway/media"
+        f"{_GATEWAY}/media/urls.py", "        return allow_private", "        return True", "tests/unit/gateway/media"
     ),
     Mutation(
         f"{_GATEWAY}/media/inspect.py",
@@ -50,19 +50,19 @@ MUTATIONS = [
         "tests/unit/gateway/media",
     ),
     Mutation(
-        f"{_GATEWAY}/dispatch/quarantine.py",
+        f"{_GATEWAY}/dispatch/failures.py",
         "if deaths < MAX_DEATHS:",
         "if deaths <= MAX_DEATHS:",
         "tests/unit/gateway/dispatch",
     ),
     Mutation(
-        f"{_GATEWAY}/routing/nearness.py",
+        f"{_GATEWAY}/routing/replicas.py",
         "limit = least + self._slack",
         "limit = 2 * least + self._slack",
         "tests/unit/gateway/routing",
     ),
     Mutation(
-        f"{_GATEWAY}/routing/affinity.py",
+        f"{_GATEWAY}/routing/replicas.py",
         "loads[known_executor] <= least + MAX_EXCESS_ITEMS * item.work",
         "loads[known_executor] <= least",
         "tests/unit/gateway/routing",
@@ -74,13 +74,13 @@ MUTATIONS = [
         "tests/unit/gateway/tenancy",
     ),
     Mutation(
-        f"{_GATEWAY}/tenancy/token_bucket.py",
+        f"{_GATEWAY}/tenancy/rate_limits.py",
         "self._at = max(now, self._at)",
         "self._at = now",
         "tests/unit/gateway/tenancy",
     ),
     Mutation(
-        f"{_GATEWAY}/auth/middleware.py",
+        f"{_GATEWAY}/auth/tenancy.py",
         "return not path.startswith(_SELF_GUARDED_PREFIXES)",
         "return False",
         "tests/unit/gateway/auth",
@@ -135,7 +135,7 @@ MUTATIONS = [
         "tests/unit/executor",
     ),
     Mutation(
-        f"{_OMNIBUS}/executor/acks.py",
+        f"{_OMNIBUS}/executor/loop.py",
         "self._taken.pop(invocation, None)",
         "pass",
         "tests/unit/executor",

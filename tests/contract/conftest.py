@@ -6,11 +6,11 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus.bus import Bus
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.nats import NatsBus
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store, connection
 from tests.contract.buses import LIMIT
+from tests.memory_bus import MemoryBus
 
 
 @pytest.fixture(params=["memory", "nats"])

@@ -7,13 +7,13 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from omnibus.bus import StreamState, subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import BusUnavailable
 from omnibus.metrics import STREAMS, render_exposition
 from omnibus.metrics.collectors import REGISTRY
 from omnibus.settings import BusSettings
 from omnibus_planner.jetstream_metrics import StreamMetrics
+from tests.memory_bus import MemoryBus
 from tests.unit.sidecar.node import wait_until
 
 RECORD = subjects.record_subject("chat", "a-1")

@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "omnibus.app": set(),
     "omnibus.app.worker": {"pydantic"},
     "omnibus.bus": set(),
-    "omnibus.bus.memory": set(),
+    "tests.memory_bus": set(),
     "omnibus.bus.nats": {"nats"},
     "omnibus.families.catalog": set(),
     "omnibus.checkpoints": set(),

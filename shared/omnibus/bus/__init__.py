@@ -1,4 +1,4 @@
-"""The bus interface of Omnibus. ``bus.nats`` uses NATS servers, ``bus.memory`` runs in one process."""
+"""The bus interface of Omnibus; ``bus.nats`` implements it on NATS servers."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple, Protocol

@@ -7,10 +7,10 @@ import uvloop
 
 from omnibus.bus import Delivery, coalescer
 from omnibus.bus.coalescer import Outbox
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import Chunk, decode_replies, encode
 from omnibus.errors import ProtocolError
 from omnibus.settings import BusSettings
+from tests.memory_bus import MemoryBus
 
 
 def make_chunk(seq: int, text: str = "x") -> bytes:

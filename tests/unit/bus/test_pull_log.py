@@ -8,7 +8,6 @@ import pytest
 
 from omnibus.bus import messages
 from omnibus.bus.coalescer import Outbox
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import Hop
 from omnibus.bus.pull_log import REQUEST_INPUT, PullLog
 from omnibus.errors import NodeUnreachable
@@ -19,6 +18,7 @@ from omnibus.graph import HANDLE, REF
 from omnibus.settings import BusSettings
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
+from tests.memory_bus import MemoryBus
 from tests.unit.executor.arithmetic import make_call, make_invocation
 from tests.unit.sidecar.node import make_deadline
 from tests.unit.sidecar.peers.pair import two_nodes

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.reconnect import ReconnectMonitor, RefusalMonitor
+from tests.memory_bus import MemoryBus
 
 
 @pytest.fixture

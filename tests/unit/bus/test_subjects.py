@@ -3,7 +3,7 @@
 import pytest
 
 from omnibus.bus import subjects
-from omnibus.bus.memory import subject_matches
+from tests.memory_bus import subject_matches
 
 
 def test_subjects_are_those_of_the_contract():

@@ -12,7 +12,6 @@ import numpy as np
 
 from omnibus import graph
 from omnibus.bus import Delivery, messages, subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import Chunk, ExecutorStatus, Hop, InvocationEnd, NodeFailed
 from omnibus.bus.nats import NatsBus
 from omnibus.executor.loop import Executor
@@ -22,6 +21,7 @@ from omnibus.graph import WIRE_VERSION, GraphNode, Invocation, call_digest, find
 from omnibus.settings import BusSettings
 from omnibus.tensors.client import TensorClient
 from omnibus_sidecar.server import Sidecar
+from tests.memory_bus import MemoryBus
 from tests.unit.sidecar import node as nodes
 from tests.unit.sidecar.node import NODE, PATIENCE
 

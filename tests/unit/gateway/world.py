@@ -12,7 +12,6 @@ import numpy as np
 
 from omnibus import graph
 from omnibus.bus import Delivery, messages, subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import Accepted, Chunk, ExecutorStatus, Hop, InvocationEnd
 from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
@@ -23,6 +22,7 @@ from omnibus_gateway.dispatch.inflight import InflightInvocation
 from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.router import Router
 from omnibus_sidecar.server import Sidecar
+from tests.memory_bus import MemoryBus
 from tests.unit.executor.arithmetic import LIMIT, make_call
 from tests.unit.sidecar import node as nodes
 

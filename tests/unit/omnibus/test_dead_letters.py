@@ -6,7 +6,6 @@ import pytest
 
 from omnibus import graph
 from omnibus.bus import subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.errors import (
     AppFailed,
     BadMedia,
@@ -23,6 +22,7 @@ from omnibus.errors import (
 from omnibus.recording import dead_letters
 from omnibus.recording.dead_letters import DeadLetter
 from omnibus.recording.records import Moved
+from tests.memory_bus import MemoryBus
 from tests.unit.cli.documents import INVOCATION, make_invocation
 
 

@@ -8,10 +8,10 @@ import pytest
 
 from omnibus.bus import messages, subjects
 from omnibus.bus.heartbeats import NODE_ABSENT_SECONDS, NODE_FORGOTTEN_SECONDS
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import NodeStatus
 from omnibus.cluster.nodes import RATE_WINDOW_SECONDS, NodeDirectory
 from omnibus.settings import BusSettings
+from tests.memory_bus import MemoryBus
 
 BOOT = 1_000_000_000  # microseconds
 

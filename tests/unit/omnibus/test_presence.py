@@ -9,11 +9,11 @@ import pytest
 
 from omnibus.bus import subjects
 from omnibus.bus.heartbeats import EXECUTOR_ABSENT_SECONDS
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus
 from omnibus.cluster.desired import ExecutorKind
 from omnibus.cluster.presence import GatewayPlans, PresenceTracker, ReadyExecutors
 from omnibus.settings import BusSettings
+from tests.memory_bus import MemoryBus
 
 L, NEW = ExecutorKind("m", "L", "aaaa"), ExecutorKind("m", "L", "bbbb")
 

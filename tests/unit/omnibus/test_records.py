@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from omnibus.bus import Delivery, subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.errors import NotFound, ProtocolError
 from omnibus.recording import records
+from tests.memory_bus import MemoryBus
 from tests.unit.cli.documents import ENDED, INVOCATION, make_end, make_invocation
 
 

@@ -7,11 +7,11 @@ import pytest
 
 from omnibus import graph
 from omnibus.bus import subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import Chunk, InvocationEnd, encode, join_frames
 from omnibus.graph import WIRE_VERSION, GraphNode, Invocation, call_digest
 from omnibus.profiling.monitor import EdgeRecorder
 from omnibus.settings import BusSettings
+from tests.memory_bus import MemoryBus
 
 KIND = "thinker+talker+vocoder"
 

@@ -7,12 +7,12 @@ import msgspec
 import pytest
 
 from omnibus.bus import subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.errors import StageFailed
 from omnibus.profiling import monitor as module
 from omnibus.profiling.monitor import ExecutorMonitor
 from omnibus.settings import BusSettings
+from tests.memory_bus import MemoryBus
 
 
 @pytest.fixture

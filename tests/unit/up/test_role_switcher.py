@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from omnibus.bus import Delivery, subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.role_messages import TAKEN, RoleAssignment, decode_role
 from omnibus.cluster.desired import ID
@@ -20,6 +19,7 @@ from omnibus.settings import BusSettings
 from omnibus.up.executor_specs import process_specs
 from omnibus.up.executors import Executors
 from omnibus.up.role_switcher import RoleSwitcher, can_become, in_role
+from tests.memory_bus import MemoryBus
 from tests.unit.up.house import SupervisorHouse, make_model
 from tests.unit.up.programs import log_to
 

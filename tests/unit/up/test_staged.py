@@ -7,7 +7,6 @@ import msgspec
 import pytest
 
 from omnibus.bus import subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus
 from omnibus.cluster.presence import ReadyExecutors
 from omnibus.plan import DeploymentOption, Plan
@@ -15,6 +14,7 @@ from omnibus.process.spec import ProcessSpec
 from omnibus.settings import BusSettings
 from omnibus.up.executor_specs import process_specs, reconcile_specs
 from omnibus.up.executors import Executors
+from tests.memory_bus import MemoryBus
 from tests.unit.up.house import SupervisorHouse, make_model, make_plan
 from tests.unit.up.programs import all_gone, log_to
 

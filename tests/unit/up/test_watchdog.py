@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 from omnibus.bus import subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.cluster.desired import ID
 from omnibus.metrics.http import ScrapeServer
@@ -31,6 +30,7 @@ from omnibus.up.tiny_models import tiny_models
 from omnibus.up.watchdog import Watchdog
 from omnibus_models import tiny
 from tests.e2e import warm
+from tests.memory_bus import MemoryBus
 from tests.unit.up.programs import WITHIN, Lines, log_to
 
 ROOT = Path(__file__).parents[3]

@@ -11,7 +11,6 @@ import msgspec
 import pytest
 
 from omnibus.bus import Bus, subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.cluster.monitor import monitor
 from omnibus.errors import BusUnavailable, Overloaded
 from omnibus.settings import BusSettings, StoreSettings
@@ -19,6 +18,7 @@ from omnibus.store import Store
 from omnibus.up import infra
 from omnibus_gateway.console import broadcaster
 from omnibus_gateway.console.broadcaster import LiveStates
+from tests.memory_bus import MemoryBus
 from tests.unit.bus.servers import run_owned_server
 from tests.unit.cli.watched import TYPE, LoadCounts, make_event, make_plan, make_status
 from tests.unit.sidecar.node import PATIENCE, wait_until

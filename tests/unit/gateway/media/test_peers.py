@@ -14,7 +14,6 @@ import pytest
 
 from omnibus.bus import media_messages, subjects
 from omnibus.bus.media_messages import MediaAnswer, MediaQuery
-from omnibus.bus.memory import MemoryBus
 from omnibus.errors import NotFound, ProtocolError, Retryable, StorageFull, TooLarge
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.media import peers as peers_module
@@ -23,6 +22,7 @@ from omnibus_gateway.media.files import FILE, FileStore, UnwrittenFile
 from omnibus_gateway.media.peers import PART_BYTES, FileResponder, FileSource, KeptFile, MediaPeers
 from omnibus_gateway.videos.copies import VIDEO
 from omnibus_gateway.videos.storage import VideoStorage
+from tests.memory_bus import MemoryBus
 from tests.unit.sidecar.node import wait_until
 from tests.unit.sidecar.peers.pair import PeerNode, two_nodes
 

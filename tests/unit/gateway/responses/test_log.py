@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from omnibus.bus import subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.errors import CannotContinue, Conflict, ProtocolError
 from omnibus_gateway.openai.responses.sequence import EventSequence, NumberedEvent
 from omnibus_gateway.responses import log
 from omnibus_gateway.responses.log import LogContent, LogReader, ResponseLog, read_log
+from tests.memory_bus import MemoryBus
 
 DELTA = "response.output_text.delta"
 

@@ -8,7 +8,6 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus.bus import Delivery, subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import GatewayStatus
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled
@@ -17,6 +16,7 @@ from omnibus.store import Store
 from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.plan_follower import PlanFollower
 from omnibus_gateway.routing.router import Router
+from tests.memory_bus import MemoryBus
 
 PATIENCE_SECONDS = 30.0
 

@@ -3,13 +3,13 @@
 import pytest
 
 from omnibus.bus import subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.errors import Overloaded
 from omnibus.recording.sessions import SessionEntries, SessionEntry, read_session
 from omnibus.settings import BusSettings
 from omnibus_gateway.realtime.event_sender import SessionLog
 from omnibus_gateway.tenancy.deferred import LogBudget
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
+from tests.memory_bus import MemoryBus
 
 
 @pytest.mark.parametrize("gateways", [1, 2])

@@ -10,7 +10,6 @@ import pytest
 
 from omnibus import profile
 from omnibus.bus import subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import LoadCounts, LoadEvent
 from omnibus.cluster.presence import ReadyExecutors
 from omnibus.plan import ModelPlan, Plan
@@ -26,6 +25,7 @@ from omnibus_planner.declared.planned_spec import GpuType, PlannedModel
 from omnibus_planner.optimize import PlanningResult
 from omnibus_planner.optimize.job import PlanningJob
 from omnibus_planner.rollout.rollout import PlanRollout
+from tests.memory_bus import MemoryBus
 
 SETTINGS = PlannerSettings(window=10.0, hold=20.0, cooldown=30.0, least=20, ready=100.0)
 SEEN, TEXT = "vision+thinker", "thinker"

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from omnibus.bus import subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import LoadCounts, LoadEvent
 from omnibus.cluster.presence import ReadyExecutors
 from omnibus.executor.sim import read_profile
@@ -26,6 +25,7 @@ from omnibus_planner.simulate.cluster import SimulatedModel
 from omnibus_planner.simulate.devices import ModelDevices, simulated_devices
 from omnibus_planner.simulate.observed import ObservedRequest
 from omnibus_planner.simulate.run import PlanSimulation, SimulatedPlan
+from tests.memory_bus import MemoryBus
 from tests.nightly import mark_nightly
 
 ROOT = Path(__file__).parents[4]

@@ -9,7 +9,6 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus.bus import subjects
-from omnibus.bus.memory import MemoryBus
 from omnibus.bus.messages import GatewayStatus
 from omnibus.cluster.desired import desired_executors
 from omnibus.cluster.presence import GatewayPlans
@@ -20,6 +19,7 @@ from omnibus.store import Store
 from omnibus_planner.reconcile import KubernetesBackend, Reconciler, leader_election, manifests
 from tests.kube.api import Object
 from tests.kube.serve import Door
+from tests.memory_bus import MemoryBus
 from tests.unit.planner.reconcile.test_kube_backend import cluster, door, settings
 from tests.unit.sidecar.node import wait_until
 

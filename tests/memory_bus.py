@@ -1,4 +1,4 @@
-"""The bus in one process: the same contract without a server, for tests and single-process runs."""
+"""The bus in one process: the contract of ``omnibus.bus`` without a server."""
 
 import asyncio
 import logging
