@@ -19,13 +19,14 @@ from omnibus.encoding.image import MIME
 from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.apps.chat import AppChats
+from omnibus_gateway.http.direct import PARSED_BODY
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.media.files import MadeFiles, file_url
 from omnibus_gateway.openai import chat_response, images, vllm_omni
 from omnibus_gateway.openai.chat_request import AssistantMessage, ChatRequest, ImageConfig, UserMessage
 from omnibus_gateway.openai.chat_response import DONE, ChatCompletionImage, ChatCompletionImageUrl
-from omnibus_gateway.openai.cut_media import MIN_CUT_BYTES, parse_chat_media
+from omnibus_gateway.openai.cut_media import parse_chat_media
 from omnibus_gateway.openai.images import ImageRequest
 from omnibus_gateway.openai.messages import MediaRef, convert_messages
 from omnibus_gateway.openai.parse import parse_chat
@@ -232,7 +233,7 @@ class ChatRoute(PostRoute):
         if dialect is not None:
             chat_request = self._translate(dialect.decode("latin-1"), post.body)
         else:
-            chat_request = parse_chat(post.body) if len(post.body) < MIN_CUT_BYTES else parse_chat_media(post.body)
+            chat_request = post.scope.get(PARSED_BODY) or parse_chat_media(post.body)
         sending.model = chat_request.model
         prices = post.prices
         if chat_request.wants_images:

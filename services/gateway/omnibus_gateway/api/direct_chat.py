@@ -14,12 +14,12 @@ from omnibus.metrics import GATEWAY
 from omnibus.tensors.handle import Item
 from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import ItemStream
-from omnibus_gateway.http.direct import DirectConnection, DirectResponse, DirectRoute
+from omnibus_gateway.http.direct import PARSED_BODY, DirectConnection, DirectResponse, DirectRoute
 from omnibus_gateway.http.response import JSON, Headers, OpenRequests, run_headers
 from omnibus_gateway.media.spoken_answers import UNCOMPRESSED_FORMATS
 from omnibus_gateway.openai import openapi
 from omnibus_gateway.openai.chat_request import ChatRequest, is_plain_chat
-from omnibus_gateway.openai.parse import parse_chat
+from omnibus_gateway.openai.cut_media import parse_chat_media
 from omnibus_gateway.request.accumulator import AnswerAccumulator
 from omnibus_gateway.request.admission import deadline_error
 from omnibus_gateway.request.request import ClientRequest, RequestFactory
@@ -45,7 +45,7 @@ class DirectChatRoute(DirectRoute):
         self._chats = chats
 
     def begin(self, connection: DirectConnection, body: bytes) -> bool:
-        plain = self._prepare(body)
+        plain = self._prepare(connection, body)
         if plain is None:
             return False
         try:
@@ -55,12 +55,15 @@ class DirectChatRoute(DirectRoute):
         DirectChat(self, connection, plain, run).start()
         return True
 
-    def _prepare(self, body: bytes) -> PlainChat | None:
-        """Return the chat in ``body``; None if invalid or not plain, for the general route."""
+    def _prepare(self, connection: DirectConnection, body: bytes) -> PlainChat | None:
+        """Return the chat in ``body``; None if invalid or not plain, for the general route.
+
+        That route gets the parsed chat.
+        """
         if not self._is_free() or self._runs.room.waiting:
             return None
         try:
-            request = parse_chat(body)
+            request = connection.scope[PARSED_BODY] = parse_chat_media(body)
             return self.chat.prepare_plain(request) if self._takes_request(request) else None
         except OmnibusError:
             return None

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 #: Key of the scope for a callback that the connection calls when the client disconnects.
 ON_LEFT = "omnibus.on_left"
+#: Key of the scope for the parsed body of a request that a direct route declined, so that it is parsed once.
+PARSED_BODY = "omnibus.parsed_body"
 #: Maximum bytes of a body for a direct answer; so many do not count against any budget.
 MAX_DIRECT_BYTES = 64 << 10
 #: Headers that do not affect the response. Requests with any other header go to the application.
@@ -35,6 +37,7 @@ class DirectConnection(Protocol):
 
     transport: Any
     flow: Any
+    scope: Any
     server_state: Any
     cycle: Any
     #: The direct response in progress; further requests wait for it.

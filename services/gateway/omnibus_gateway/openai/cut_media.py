@@ -83,7 +83,7 @@ def parse_chat_media(body: bytes) -> ChatRequest:
 
     A body shorter than ``MIN_CUT_BYTES`` has no such objects.
     """
-    cuts = list(_find_cuts(body))
+    cuts = list(_find_cuts(body)) if len(body) >= MIN_CUT_BYTES else []
     if not cuts:
         return parse_chat(body)
     try:

@@ -12,8 +12,10 @@ import pytest
 from omnibus.bus import coalescer
 from omnibus.bus.messages import Chunk
 from omnibus.executor.runner import Job
+from omnibus_gateway.api import chat_completions
 from omnibus_gateway.api.direct_chat import DirectChat
 from omnibus_gateway.dispatch.streams import ResultStream
+from omnibus_gateway.openai import cut_media
 from omnibus_gateway.openai.chat_request import PLAIN_FIELDS, ChatRequest
 from tests.unit.gateway.house import (
     OMNI,
@@ -96,6 +98,24 @@ GENERAL = {
     ),
     "messages by handle": build_request(build_chat_body(TEXT, "word " * 5000)),
 }
+
+
+@pytest.mark.parametrize("request_bytes", [PLAIN["one"], GENERAL["an image"], GENERAL["compressed speech in a stream"]])
+async def test_every_chat_is_parsed_once(chat_door: Doorway, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes):
+    bodies: list[bytes] = []
+    parse = cut_media.parse_chat
+
+    def count_body(body: bytes) -> ChatRequest:
+        bodies.append(body)
+        return parse(body)
+
+    monkeypatch.setattr(cut_media, "parse_chat", count_body)
+    monkeypatch.setattr(chat_completions, "parse_chat", count_body)
+
+    answer = await exchange_bytes(chat_door, request_bytes)
+
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert len(bodies) == 1
 
 
 @pytest.mark.parametrize("request_bytes", PLAIN.values(), ids=PLAIN.keys())
