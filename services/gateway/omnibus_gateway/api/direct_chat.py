@@ -20,6 +20,7 @@ from omnibus_gateway.media.spoken_answers import UNCOMPRESSED_FORMATS
 from omnibus_gateway.openai import openapi
 from omnibus_gateway.openai.chat_request import ChatRequest, is_plain_chat
 from omnibus_gateway.openai.cut_media import parse_chat_media
+from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.request.accumulator import AnswerAccumulator
 from omnibus_gateway.request.admission import deadline_error
 from omnibus_gateway.request.request import ClientRequest, RequestFactory
@@ -261,7 +262,7 @@ class DirectChat(DirectResponse):
         """Answer with ``error``."""
         if self._ended:
             return
-        api_error = error if isinstance(error, OmnibusError) else self.internal_error(error)
+        api_error = client_error(error, self.id)
         was_cancelled = self._run.status == "cancelled"
         self._abort(api_error if api_error is error else None, status)
         GATEWAY.request_counter(self._request.model, "cancelled" if was_cancelled else api_error.code).inc()

@@ -4,7 +4,6 @@ Files that an app puts into the arena for one request: see ``omnibus.task.Media`
 """
 
 import asyncio
-import logging
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Set
 from typing import Any, Protocol
 
@@ -12,7 +11,7 @@ import msgspec
 
 from omnibus.app import protocol
 from omnibus.app.array_codec import pack_items
-from omnibus.errors import BadMedia, Fatal, OmnibusError, ProtocolError, TooLarge
+from omnibus.errors import BadMedia, OmnibusError, ProtocolError, TooLarge
 from omnibus.graph import HANDLE, GraphNode, call_digest
 from omnibus.task import Segment
 from omnibus_gateway.apps.output_buffer import WorkerOutputReader
@@ -20,6 +19,7 @@ from omnibus_gateway.apps.worker_process import WorkerProcess
 from omnibus_gateway.dispatch.streams import ItemStream
 from omnibus_gateway.media.headers.sniff import sniff_content
 from omnibus_gateway.media.inspect import DEFAULT_LIMITS, MediaInfo, accepted_text, inspect_media
+from omnibus_gateway.openai.errors import client_error
 
 _MODALITIES = frozenset({"image", "video", "audio"})
 #: Bytes up to which a file is inspected in the event loop; larger ones are hashed in a thread.
@@ -69,8 +69,6 @@ async def _inspect_file(data: bytes, modality: str) -> MediaInfo:
         return inspect_media(data, modality, param="media")
     return await asyncio.to_thread(inspect_media, data, modality, param="media")
 
-
-log = logging.getLogger(__name__)
 
 #: Maximum expected cost of one call in tokens, and maximum number of equal calls before it.
 MAX_WORK_TOKENS, MAX_SALT = 10_000_000, 1_000_000
@@ -178,10 +176,7 @@ class SegmentSubmissions:
         await self._process.drain()
 
     def _typed_error(self, error: Exception) -> OmnibusError:
-        if isinstance(error, OmnibusError):
-            return error
-        log.error("%s: app %s", self._run.id, self._process.name, exc_info=error)
-        return Fatal("internal error: the gateway's log has more")
+        return client_error(error, f"{self._run.id} of app {self._process.name}")
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

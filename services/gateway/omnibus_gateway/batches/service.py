@@ -17,11 +17,9 @@ from starlette.types import ASGIApp
 
 from omnibus.errors import (
     Conflict,
-    Fatal,
     Forbidden,
     KeyRevoked,
     NotFound,
-    OmnibusError,
     ProtocolError,
     Retryable,
     StoreUnavailable,
@@ -55,6 +53,7 @@ from omnibus_gateway.openai.batches import (
     Status,
     parse_lines,
 )
+from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.tenancy.deferred import DeferredWork, revoked_error
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as, current_tenant, put_counted_job
 from omnibus_gateway.videos.lease import JobLease
@@ -200,11 +199,8 @@ class BatchWorker:
             except Retryable as error:
                 log.info("retrying %s: %s", job.id, error)
                 await self._release(job, lease, _RETRY_SECONDS)
-            except Exception as error:
-                api_error = (
-                    error if isinstance(error, OmnibusError) else Fatal("internal error: the gateway's log has more")
-                )
-                log.exception("%s failed", job.id)
+            except Exception as error:  # noqa: BLE001 the batch has it
+                api_error = client_error(error, job.id)
                 await self._end(job, lease, _failed([BatchError(code=api_error.code, message=api_error.message)]))
 
     async def _next_job(self) -> tuple[JobRecord, JobLease]:

@@ -1,7 +1,6 @@
 """A watch of the cluster that broadcasts states to all viewers. It runs while there are any."""
 
 import asyncio
-import logging
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Any
@@ -10,11 +9,10 @@ import msgspec
 
 from omnibus.bus import Bus
 from omnibus.cluster.monitor import Watch, state_values
-from omnibus.errors import BusUnavailable, Fatal, OmnibusError, Overloaded
+from omnibus.errors import BusUnavailable, OmnibusError, Overloaded
 from omnibus.service import until_cancelled
 from omnibus.store import Store
-
-log = logging.getLogger(__name__)
+from omnibus_gateway.openai.errors import client_error
 
 #: Shortest interval between two states in seconds, and longest one while rates age without news.
 MIN_INTERVAL_SECONDS, MAX_INTERVAL_SECONDS = 0.5, 1.0
@@ -95,11 +93,8 @@ class LiveStates:
                     news.clear()
                     await asyncio.sleep(MIN_INTERVAL_SECONDS)
                     await _wait_for_event(news, MAX_INTERVAL_SECONDS - MIN_INTERVAL_SECONDS)
-        except OmnibusError as error:
-            self._fail_viewers(error)
-        except Exception:  # a defect of the console
-            log.exception("the console's watch failed")
-            self._fail_viewers(Fatal("internal error: the gateway's log has more"))
+        except Exception as error:  # noqa: BLE001 viewers get it
+            self._fail_viewers(client_error(error, "the console's watch"))
 
     def _fail_viewers(self, error: OmnibusError) -> None:
         self._task, self._latest = None, None

@@ -5,17 +5,14 @@ The event loop callback that reads their bytes also starts the answer. A direct 
 unchanged.
 """
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
-from omnibus.errors import Fatal, OmnibusError, clear_tracebacks
+from omnibus.errors import OmnibusError, clear_tracebacks
 from omnibus_gateway.http.response import EVENTS, JSON, Headers, OpenRequests, stopping_error
 from omnibus_gateway.openai.errors import error_body, error_headers, status_of
-
-log = logging.getLogger(__name__)
 
 #: Key of the scope for a callback that the connection calls when the client disconnects.
 ON_LEFT = "omnibus.on_left"
@@ -173,11 +170,6 @@ class DirectResponse(ABC):
         if not self.keep_alive:
             self.connection.transport.close()
         self.connection.on_response_complete()
-
-    def internal_error(self, error: Exception) -> Fatal:
-        """Log an internal error, and return the error for the client."""
-        log.error("%s failed", self.id, exc_info=error)
-        return Fatal("internal error: the gateway's log has more under this request id")
 
     def _write(self, data: bytes) -> None:
         if not self.disconnected:

@@ -10,7 +10,6 @@ Query parameters, with errors that name them.
 """
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
@@ -21,16 +20,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from omnibus.errors import BadRequest, Fatal, NotFound, OmnibusError
+from omnibus.errors import BadRequest, NotFound
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.http.connection import ON_LEFT
 from omnibus_gateway.http.response import JSON, ResponseWriter
+from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.parse import read_body
 from omnibus_gateway.pricing.headers import PriceOptions, read_price_options, refuse_price_options
 from omnibus_gateway.pricing.quotes import QuoteReady
-
-log = logging.getLogger(__name__)
 
 
 class PostRequest(NamedTuple):
@@ -108,15 +106,12 @@ class RequestOutcome:
             await sending.send_body(JSON, error.body)
         elif isinstance(error, ClientLeft):
             self.code = "ok" if final_status == "done" else "cancelled"
-        elif isinstance(error, OmnibusError):
-            self.code = error.code if final_status != "cancelled" else "cancelled"
+        else:
+            api_error = client_error(error, sending.id)
+            self.code = api_error.code if final_status != "cancelled" or api_error is not error else "cancelled"
             if isinstance(error, NotFound):
                 sending.model = ""
-            await sending.send_error(error)
-        else:  # an internal error: the client gets a plain error, the log the details
-            self.code = Fatal.code
-            log.error("%s failed", sending.id, exc_info=error)
-            await sending.send_error(Fatal("internal error: the gateway's log has more under this request id"))
+            await sending.send_error(api_error)
         return True
 
 

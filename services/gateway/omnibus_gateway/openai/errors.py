@@ -1,11 +1,12 @@
 """Errors as HTTP: status, headers, and OpenAI's body with the request id and the failing stage."""
 
+import logging
 from math import ceil
 
 import msgspec
 from msgspec import Struct
 
-from omnibus.errors import OmnibusError, ProblemDetails, Unauthorized, from_problem
+from omnibus.errors import Fatal, OmnibusError, ProblemDetails, Unauthorized, from_problem
 
 
 class ErrorDetail(Struct, frozen=True, omit_defaults=True):
@@ -31,6 +32,19 @@ MAX_RETRY_AFTER_SECONDS = 60
 _MAX_WAIT_SECONDS = 2 * MAX_RETRY_AFTER_SECONDS
 
 _ENCODER = msgspec.json.Encoder()
+
+log = logging.getLogger(__name__)
+
+
+def client_error(error: Exception, name: str) -> OmnibusError:
+    """Return the error that a client gets for ``error``.
+
+    An internal error is logged under ``name``, which is the id that the client has, and its details stay there.
+    """
+    if isinstance(error, OmnibusError):
+        return error
+    log.error("%s failed", name, exc_info=error)
+    return Fatal(f"internal error: the gateway's log has more under {name}")
 
 
 def status_of(error: OmnibusError | ProblemDetails) -> int:

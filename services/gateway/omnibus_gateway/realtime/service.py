@@ -13,7 +13,7 @@ from typing import NamedTuple
 from uvicorn.protocols.utils import ClientDisconnected
 
 from omnibus.bus import Bus
-from omnibus.errors import BadRequest, Conflict, Fatal, NotFound, OmnibusError, TooSlow
+from omnibus.errors import BadRequest, Conflict, NotFound, OmnibusError, TooSlow
 from omnibus.metrics import GATEWAY
 from omnibus.recording.sessions import read_session
 from omnibus.service import until_cancelled
@@ -22,6 +22,7 @@ from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.http import websocket
 from omnibus_gateway.http.websocket import WebSocketConnection
+from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.realtime.client_events import read_event_id
 from omnibus_gateway.openai.realtime.session import SessionConfig, SessionKind, SessionUpdate
 from omnibus_gateway.realtime.config import TRANSCRIBES, ModelAbilities, apply_update, default_config
@@ -309,10 +310,8 @@ class Realtime(OpenSockets):
                 await session.handle_text(text)
             except TooSlow as error:
                 return SessionEnd(websocket.POLICY, error.message, over="slow")
-            except Exception:
-                log.exception("%s failed", session.id)
-                failure = Fatal("internal error: the gateway's log has more under the id of this session")
-                session.post_error(failure, read_event_id(text))
+            except Exception as error:  # noqa: BLE001 the client gets it
+                session.post_error(client_error(error, session.id), read_event_id(text))
             await pace.wait()
 
     async def _say_goodbye(

@@ -1,12 +1,11 @@
 """Transcripts of user audio, made in parallel to the conversation: only clients receive them, not models."""
 
 import asyncio
-import logging
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from omnibus.errors import BadRequest, Fatal, OmnibusError
+from omnibus.errors import BadRequest
 from omnibus.task.library import TranscribeParams
 from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.apps.recordings import RecordingReader
@@ -14,6 +13,7 @@ from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.media.inspect import MediaLimits, inspect_files
 from omnibus_gateway.openai import chat_request as chats
 from omnibus_gateway.openai.chat_request import ChatRequest
+from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.realtime.session import InputTranscription
 from omnibus_gateway.openai.transcriptions import SYSTEM, convert_usage, instruct_transcription
 from omnibus_gateway.realtime.audio_format import to_wav
@@ -25,8 +25,6 @@ from omnibus_gateway.request.accumulator import AnswerAccumulator
 from omnibus_gateway.request.request import run_to_end
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.chat_response import open_output_streams
-
-log = logging.getLogger(__name__)
 
 #: Names of OpenAI's models that clients send by default: the session's own model transcribes instead.
 _HABITUAL_MODELS = re.compile(r"whisper-1|gpt-[a-z0-9.-]*(transcribe|whisper)[a-z0-9-]*")
@@ -99,11 +97,8 @@ class InputTranscriber:
             with self._limit():
                 got = await self._answer(config, item, known_text)
             self._on_transcript(item.id, got.text)
-        except Exception as error:
-            if not isinstance(error, OmnibusError):
-                log.exception("the transcription of %s failed", item.id)
-                error = Fatal("internal error: the gateway's log has more under this item's id")
-            self._post([{"type": f"{_PREFIX}.failed", **place, "error": describe_error(error)}])
+        except Exception as error:  # noqa: BLE001 the client gets it
+            self._post([{"type": f"{_PREFIX}.failed", **place, "error": describe_error(client_error(error, item.id))}])
             return
         usage = convert_usage(got.usage())
         self._post([{"type": f"{_PREFIX}.completed", **place, "transcript": got.text, "usage": usage}])

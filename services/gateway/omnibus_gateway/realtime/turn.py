@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from omnibus.encoding.audio import StreamingAudioEncoder
-from omnibus.errors import BadRequest, CannotContinue, ContextTooLong, Fatal, OmnibusError, TooLarge
+from omnibus.errors import BadRequest, CannotContinue, ContextTooLong, OmnibusError, TooLarge
 from omnibus.metrics import GATEWAY
 from omnibus.structured.calls import CallPart, CallReader
 from omnibus_gateway.apps.chat import AppChats
@@ -31,6 +31,7 @@ from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.openai import chat_request as chat
 from omnibus_gateway.openai.chat_request import ChatRequest, ImageUrl, Message
 from omnibus_gateway.openai.chat_response import call_id
+from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.realtime.session import RealtimeTool, SessionConfig
 from omnibus_gateway.openai.responses.tools import FlatNamedChoice
 from omnibus_gateway.openai.tools import (
@@ -351,13 +352,10 @@ class Turn:
             if self._confirmed.is_set():
                 GATEWAY.realtime_interruptions.labels(model, self._cancelled_for or CLIENT_CANCELLED).inc()
             closing = self._events.finish("cancelled", {"type": "cancelled", "reason": self._cancelled_for or None})
-        except OmnibusError as error:
-            code = error.code
-            closing = self._fail(error)
-        except Exception:
-            log.exception("%s failed", self.id)
-            code = Fatal.code
-            closing = self._fail(Fatal("internal error: the gateway's log has more under this response's id"))
+        except Exception as error:  # noqa: BLE001 the response contains it
+            api_error = client_error(error, self.id)
+            code = api_error.code
+            closing = self._fail(api_error)
         self._run.end("failed")  # if it has not begun; otherwise it has already ended
         if self._end is None:  # started early, and not confirmed
             GATEWAY.realtime_early.labels(model, "dropped" if code == "cancelled" else "refused").inc()

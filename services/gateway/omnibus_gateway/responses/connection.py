@@ -5,7 +5,6 @@ refer to it in ``previous_response_id``.
 """
 
 import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,10 +14,11 @@ from typing import NamedTuple
 import msgspec
 from uvicorn.protocols.utils import ClientDisconnected
 
-from omnibus.errors import BadRequest, Fatal, OmnibusError, Overloaded, TooSlow
+from omnibus.errors import BadRequest, OmnibusError, Overloaded, TooSlow
 from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus_gateway.http.websocket import WebSocketConnection
+from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.responses.events import AnswerEvents, ending_event
 from omnibus_gateway.openai.responses.items import InputItem
 from omnibus_gateway.openai.responses.response import (
@@ -41,8 +41,6 @@ from omnibus_gateway.openai.responses.to_chat import output_as_input
 from omnibus_gateway.responses.history import EarlierItems, resolve_references
 from omnibus_gateway.responses.service import Responses
 from omnibus_gateway.tenancy.body_budget import Upload
-
-log = logging.getLogger(__name__)
 
 #: Limits: lanes of one connection, and requests that wait in one lane.
 MAX_LANES, MAX_WAITING = 16, 16
@@ -275,15 +273,12 @@ class _Lane:
         except (ClientStalled, ClientDisconnected):
             code = "cancelled"
             raise
-        except OmnibusError as error:
-            code = error.code
-            await self._owner.send_error(error, self._stream_id)
         except asyncio.CancelledError:
             code = "cancelled"
             raise
-        except Exception:
-            log.exception("a response over a WebSocket failed")
-            code = Fatal.code
-            await self._owner.send_error(Fatal("internal error: the gateway's log has more"), self._stream_id)
+        except Exception as error:  # noqa: BLE001 the client gets it
+            api_error = client_error(error, f"response {self._stream_id}".rstrip())
+            code = api_error.code
+            await self._owner.send_error(api_error, self._stream_id)
         finally:
             GATEWAY.request_counter(model, code).inc()

@@ -19,7 +19,6 @@ from omnibus.encoding.audio import SoundFormat
 from omnibus.errors import (
     BusUnavailable,
     Conflict,
-    Fatal,
     GatewayStopping,
     OmnibusError,
     Rejected,
@@ -34,6 +33,7 @@ from omnibus_gateway.media.files import new_secret_id
 from omnibus_gateway.media.spoken_answers import SpokenAnswers
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.chat_response import call_id
+from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.responses.events import AnswerEvents, Event, ending_event
 from omnibus_gateway.openai.responses.items import OutputAudio
 from omnibus_gateway.openai.responses.response import ResponseObject, failed_response
@@ -265,11 +265,8 @@ class Production:
             await self._make_until_over()
         except asyncio.CancelledError:
             self.error = GatewayStopping("this gateway is stopping: another one continues the response")
-        except OmnibusError as error:
-            self.error = error
-        except Exception:
-            log.exception("%s failed", self.response.id)
-            self.error = Fatal("internal error: the gateway's log has more under this id")
+        except Exception as error:  # noqa: BLE001 its followers get it
+            self.error = client_error(error, self.response.id)
         finally:
             self._over = True
             self._wake_followers()

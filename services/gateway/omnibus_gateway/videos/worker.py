@@ -12,7 +12,6 @@ import msgspec
 
 from omnibus.errors import (
     DeadlineExceeded,
-    Fatal,
     OmnibusError,
     ProtocolError,
     Retryable,
@@ -23,6 +22,7 @@ from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import REREAD_SECONDS, JobRecord, Store
+from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.tenancy.deferred import revoked_error
 from omnibus_gateway.videos.generate import VideoGenerator
 from omnibus_gateway.videos.job_payload import KIND, decode_job, encode
@@ -174,11 +174,8 @@ class VideoWorker:
             if job.until <= time.time():
                 raise DeadlineExceeded("the video's deadline passed while it waited: retry when fewer requests run")
             await self._filming.make_video(job, lease)
-        except OmnibusError as error:
-            return error
-        except Exception:  # an internal error: the client gets a plain error, the log the details
-            log.exception("%s failed", job.id)
-            return Fatal("internal error: the gateway's log has more under this id")
+        except Exception as error:  # noqa: BLE001 the video's error
+            return client_error(error, job.id)
         return None
 
     async def _settle_job(self, job: JobRecord, lease: JobLease, error: OmnibusError | None) -> None:
