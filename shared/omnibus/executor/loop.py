@@ -18,9 +18,8 @@ import msgspec
 from omnibus import graph, tracing
 from omnibus.bus import Bus, Delivery, messages, subjects
 from omnibus.bus.coalescer import Outbox
-from omnibus.bus.heartbeats import EXECUTOR_HEARTBEAT_SECONDS
+from omnibus.bus.heartbeats import EXECUTOR_HEARTBEAT_SECONDS, ReconnectMonitor, RefusalMonitor
 from omnibus.bus.messages import Accepted, BusyReply, Chunk, ExecutorStatus, Hop, InvocationEnd, NodeFailed
-from omnibus.bus.reconnect import ReconnectMonitor, RefusalMonitor
 from omnibus.errors import DeadlineExceeded, OmnibusError, ProtocolError, StageFailed
 from omnibus.executor.attempts import Attempts, LiveAttempt
 from omnibus.executor.edges import ChannelChunk, EarlyMessages

@@ -32,9 +32,16 @@ import numpy as np
 from omnibus.errors import NodeUnreachable, OmnibusError, ProtocolError, Retryable
 from omnibus.tensors.arena import Arena
 from omnibus.tensors.handle import Handle
-from omnibus.tensors.link import ANSWER_TIMEOUT_SECONDS, SidecarLink
+from omnibus.tensors.link import (
+    ANSWER_TIMEOUT_SECONDS,
+    MirrorReads,
+    Rows,
+    SidecarLink,
+    decline_text,
+    pull_request,
+    pull_tensor,
+)
 from omnibus.tensors.memory import MappingObserver
-from omnibus.tensors.mirrors import MirrorReads, Rows, decline_text, pull_request, pull_tensor
 from omnibus.tensors.protocol import (
     Retention,
     SidecarFrame,

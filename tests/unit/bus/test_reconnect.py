@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from omnibus.bus.reconnect import ReconnectMonitor, RefusalMonitor
+from omnibus.bus.heartbeats import ReconnectMonitor, RefusalMonitor
 from tests.memory_bus import MemoryBus
 
 

@@ -21,9 +21,14 @@ from hashlib import blake2b
 from math import ceil, inf
 
 from omnibus.bus import Bus, subjects
-from omnibus.bus.heartbeats import EXECUTOR_LAST_RESORT_SECONDS, EXECUTOR_LOST_SECONDS, EXECUTOR_PROBE_SECONDS
+from omnibus.bus.heartbeats import (
+    EXECUTOR_LAST_RESORT_SECONDS,
+    EXECUTOR_LOST_SECONDS,
+    EXECUTOR_PROBE_SECONDS,
+    ReconnectMonitor,
+    RefusalMonitor,
+)
 from omnibus.bus.messages import ExecutorStatus
-from omnibus.bus.reconnect import ReconnectMonitor, RefusalMonitor
 from omnibus.errors import BadInput, BusUnavailable, OmnibusError, StageUnavailable
 from omnibus.graph import GraphNode, Invocation
 from omnibus.service import until_cancelled

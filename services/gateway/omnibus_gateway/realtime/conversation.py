@@ -18,7 +18,7 @@ from omnibus_gateway.openai.realtime.items import (
     RealtimeOutputAudio,
 )
 from omnibus_gateway.openai.realtime.session import AudioFormat
-from omnibus_gateway.realtime.audio_format import to_bytes, to_milliseconds
+from omnibus_gateway.realtime.config import to_bytes, to_milliseconds
 from omnibus_gateway.realtime.event_sender import unknown_item_error
 
 #: Id that stands for the position before the first item.

@@ -22,7 +22,7 @@ import numpy as np
 from omnibus.errors import TooLarge
 from omnibus.recording.sessions import InputChange
 from omnibus_gateway.openai.realtime.session import AudioFormat, SemanticVad, ServerVad, SessionConfig, TurnDetection
-from omnibus_gateway.realtime.audio_format import rate_of, sample_bytes, to_bytes, to_pcm
+from omnibus_gateway.realtime.config import rate_of, sample_bytes, to_bytes, to_pcm
 from omnibus_gateway.realtime.event_sender import EMPTY_COMMIT, EventRefused
 from omnibus_gateway.realtime.speech_detectors import FRAME_MS, DetectorFactory, EnergyDetector, FindDetector
 

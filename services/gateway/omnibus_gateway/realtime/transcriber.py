@@ -16,7 +16,7 @@ from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.realtime.session import InputTranscription
 from omnibus_gateway.openai.transcriptions import SYSTEM, convert_usage, instruct_transcription
-from omnibus_gateway.realtime.audio_format import to_wav
+from omnibus_gateway.realtime.config import to_wav
 from omnibus_gateway.realtime.conversation import ConversationItem, encode_base64
 from omnibus_gateway.realtime.event_sender import describe_error
 from omnibus_gateway.realtime.response_events import Event

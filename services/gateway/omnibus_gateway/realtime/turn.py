@@ -44,7 +44,7 @@ from omnibus_gateway.openai.tools import (
     ToolChoice,
     check_tools,
 )
-from omnibus_gateway.realtime.audio_format import encoder_format, to_wav
+from omnibus_gateway.realtime.config import encoder_format, to_wav
 from omnibus_gateway.realtime.conversation import ConversationItem, ItemPart, encode_base64
 from omnibus_gateway.realtime.event_sender import describe_error
 from omnibus_gateway.realtime.response_events import Event, ResponseEvents, incomplete_details

@@ -31,8 +31,7 @@ from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.realtime.session import SessionConfig, encode_event
-from omnibus_gateway.realtime.audio_format import to_wav
-from omnibus_gateway.realtime.config import ModelAbilities
+from omnibus_gateway.realtime.config import ModelAbilities, to_wav
 from omnibus_gateway.realtime.conversation import Conversation, ConversationItem, ItemPart
 from omnibus_gateway.realtime.event_sender import (
     ACTIVE_RESPONSE,

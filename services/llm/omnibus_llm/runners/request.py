@@ -17,9 +17,8 @@ from omnibus_llm.engine.params import TextGenerationParams, build_sampling, comp
 from omnibus_llm.engine.sampler import Picker
 from omnibus_llm.engine.sequence import Thinking
 from omnibus_llm.runners.answer_parser import answer_grammar, open_parser, special_tokens
-from omnibus_llm.runners.detokenize import Reply, StopRule
+from omnibus_llm.runners.detokenize import Reply, StopRule, open_detokeniser
 from omnibus_llm.runners.talker_inputs import SpokenTokens
-from omnibus_llm.runners.token_stream import open_detokeniser
 from omnibus_models.contract import Reader
 
 _NO_TOKENS: dict[int, str] = {}

@@ -24,7 +24,7 @@ from omnibus_llm.engine.params import Count, Temperature, read_params
 from omnibus_llm.engine.recognizer_admission import admit_recognizer
 from omnibus_llm.engine.sampler import Picker, TokenLogprobs
 from omnibus_llm.engine.sequence import DecoderSequence
-from omnibus_llm.runners.token_stream import open_detokeniser
+from omnibus_llm.runners.detokenize import open_detokeniser
 from omnibus_models.contract import (
     AudioWindow,
     LogitRule,

@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from omnibus_gateway.openai.realtime.session import ALawFormat, MuLawFormat
-from omnibus_gateway.realtime.audio_format import to_pcm
+from omnibus_gateway.realtime.config import to_pcm
 from tests.unit.gateway.house import OMNI, TEXT, ToyGateway, start_toy_gateway
 from tests.unit.gateway.realtime_house import SOUND, RealtimeCaller, join_deltas, open_realtime_call
 

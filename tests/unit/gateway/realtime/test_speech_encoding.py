@@ -13,7 +13,7 @@ from omnibus.metrics.collectors import REGISTRY
 from omnibus.plan import PriceList
 from omnibus.recording.dead_letters import list_dead_letters
 from omnibus_gateway.openai.realtime.session import PcmFormat
-from omnibus_gateway.realtime.audio_format import to_wav
+from omnibus_gateway.realtime.config import to_wav
 from tests.unit.gateway.house import OMNI, ToyGateway, build_chat_body, write_chat_words
 from tests.unit.gateway.realtime.test_early_answers import (
     CountingThinker,

@@ -16,7 +16,7 @@ from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.openai.realtime.session import PcmFormat
-from omnibus_gateway.realtime.audio_format import to_wav
+from omnibus_gateway.realtime.config import to_wav
 from omnibus_gateway.request.inputs import TensorPlacer, place_input, restore_input
 from omnibus_sidecar.server import Sidecar
 from tests.unit.sidecar import node as nodes

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
-from omnibus_llm.runners.detokenize import Detokeniser, StopGuard, TokenDecoder
-from omnibus_llm.runners.token_stream import StreamDetokeniser, open_detokeniser
+from omnibus_llm.runners.detokenize import Detokeniser, StopGuard, StreamDetokeniser, TokenDecoder, open_detokeniser
 
 END = "<|end|>"
 CALL = "<tool_call>"
