@@ -14,13 +14,11 @@ rounds.
 
 import asyncio
 import contextlib
-import io
 import json
 import os
 import statistics
 import sys
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from itertools import count
 from pathlib import Path
 
@@ -28,64 +26,24 @@ import psutil
 import uvloop
 
 from omnibus.checkpoints.packaged import find_packaged
-from omnibus.process.logs import Log
 from omnibus.up.ports import free_ports
-from omnibus.up.stack import Stack
 from tests.bench.beside_vllm import build_body, send_chat
 from tests.bench.cases import LAPTOP, LLAMA, LLAMA_MEMORY, LLAMA_TTFT
+from tests.bench.laptop import CONTEXT, SLOTS, THREADS, send_round, start_omnibus
 from tests.bench.system import PATHS
 
 ROOT = Path(__file__).parents[2]
 
 _ROUNDS = 3
 _COUNTS = {1: 4, 4: 8, 8: 16}  # requests of a round by how many are sent at once
-_TOKENS, _SLOTS, _CONTEXT = 48, 8, 512
-_THREADS = os.cpu_count() or 1
 _START_WITHIN = 180.0  # seconds
-
-
-async def send_round(port: int, at_once: int, first: int, **more: object) -> tuple[float, float]:
-    """Return tokens per second, and the median of milliseconds to the first token, of ``_COUNTS`` requests."""
-    numbers, firsts = iter(range(first, first + _COUNTS[at_once])), []
-
-    async def send_all(numbers: Iterator[int]) -> None:
-        for number in numbers:
-            body = {**json.loads(build_body(number)), "max_tokens": _TOKENS, **more}
-            firsts.append((await send_chat(port, json.dumps(body).encode())).first)
-
-    start_time = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(at_once):
-            group.create_task(send_all(numbers))
-    seconds = time.perf_counter() - start_time
-    return _COUNTS[at_once] * _TOKENS / seconds, 1000 * statistics.median(firsts)
-
-
-@contextlib.asynccontextmanager
-async def start_omnibus(file: Path, engine: str = "llama_cpp") -> AsyncIterator[int]:
-    """The port of a gateway; the system prints logs only on failure."""
-    option = {"components": ["thinker"], "service": "llm", "engine": f"omnibus_engines:{engine}"}
-    model = {"family": "causal_lm", "checkpoint": str(file), "context": _CONTEXT, "options": {"L": option}}
-    limits = {
-        "OMNIBUS_EXECUTOR_BATCH": str(_SLOTS),
-        "OMNIBUS_EXECUTOR_THREADS": str(_THREADS),
-        "OMNIBUS_EXECUTOR_PROMPT_CACHE_MIB": "0",
-        "OMNIBUS_EXECUTOR_NICE": "0",  # as the server
-    }
-    lines = io.StringIO()
-    try:
-        async with Stack(json.dumps({"models": {"tiny": model}}), env=limits, log=Log(lines)) as stack:
-            yield stack.port
-    except BaseException:
-        print(lines.getvalue()[-8000:], file=sys.stderr)
-        raise
 
 
 @contextlib.asynccontextmanager
 async def start_server(file: Path) -> AsyncIterator[tuple[int, psutil.Process]]:
     """The port and the process of llama.cpp's server."""
     (port,) = free_ports(1)
-    arguments = [port, file, _SLOTS, _CONTEXT, _THREADS]
+    arguments = [port, file, SLOTS, CONTEXT, THREADS]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.bench.llama_cpp_server", *map(str, arguments)),
         cwd=ROOT,
@@ -127,11 +85,11 @@ async def measure_ratios() -> dict[str, float]:
     own_rates = []  # one request at a time
     async with start_omnibus(file) as port, start_server(file) as (server_port, server):
         starts = count(1, 1000)  # no prompt is sent twice to one server: nothing is found in a cache
-        for at_once in _COUNTS:
+        for at_once, requests in _COUNTS.items():
             for number in range(_ROUNDS + 1):
                 first = next(starts)
-                own_rate, own_first = await send_round(port, at_once, first)
-                rate, other_first = await send_round(server_port, at_once, first, cache_prompt=False)
+                own_rate, own_first = await send_round(port, at_once, requests, first)
+                rate, other_first = await send_round(server_port, at_once, requests, first, cache_prompt=False)
                 if number:  # the first round warms up
                     samples.setdefault(LLAMA[at_once], []).append(own_rate / rate)
                     print(
@@ -144,7 +102,7 @@ async def measure_ratios() -> dict[str, float]:
     async with start_omnibus(
         file, "transformers"
     ) as port:  # after the other one: systems of one process share an arena
-        rates = [(await send_round(port, 1, next(starts)))[0] for _ in range(_ROUNDS + 1)]
+        rates = [(await send_round(port, 1, _COUNTS[1], next(starts)))[0] for _ in range(_ROUNDS + 1)]
     samples[LAPTOP] = [statistics.median(own_rates) / statistics.median(rates[1:])]
     return {name: round(statistics.median(values), 4) for name, values in samples.items()}
 
