@@ -24,6 +24,7 @@ from omnibus.metrics import render_exposition
 from omnibus.plan import Plan
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.adapters.routes import AdapterRoutes
+from omnibus_gateway.anthropic.errors import MessagesEdge
 from omnibus_gateway.api.direct_chat import DirectChatRoute
 from omnibus_gateway.api.routes import RouteTable
 from omnibus_gateway.apps import openapi_document
@@ -197,7 +198,7 @@ class Frontend:
         budgeted_app = self._with_body_budget(dispatch_request)
         guarded_app = self._guard(budgeted_app) if self._guard is not None else budgeted_app
         self._guarded = guarded_app
-        return allow_origins(self.requests.track_requests(guarded_app), self._settings)
+        return allow_origins(MessagesEdge(self.requests.track_requests(guarded_app)), self._settings)
 
     def create_direct_route(self) -> DirectRoute | None:
         """Return the route of plain chats past the application; None if keys are required."""

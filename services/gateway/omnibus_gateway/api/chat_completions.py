@@ -153,7 +153,7 @@ async def _send_answer(
     image_parts: list[ChatCompletionImage],
 ) -> None:
     token_usage = chat_response.build_usage(prompt_text=generated_images.text, image=generated_images.pixels // 256)
-    shapes = vllm_omni.answer_encoders(request)
+    shapes = request.encoders
     id, model, created_at = f"chatcmpl-{run.id}", run.model, int(run.created)
     text = "" if request.wants_text else None
     if not request.stream:

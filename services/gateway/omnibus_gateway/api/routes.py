@@ -4,6 +4,8 @@ from collections.abc import Awaitable
 
 from starlette.types import Receive, Scope, Send
 
+from omnibus_gateway.anthropic.routes import CountTokensRoute, MessageRoute
+from omnibus_gateway.anthropic.wire import COUNT_TOKENS, MESSAGES
 from omnibus_gateway.api.batches import BatchRoutes
 from omnibus_gateway.api.chat_completions import ChatRoute, DialectTranslator, ImageChatRoute, ResumeRoute
 from omnibus_gateway.api.completions import CompletionRoute
@@ -86,6 +88,8 @@ class RouteTable:
         self._response_socket = ResponseSocketRoute(self.response_sockets)
         self.posts: dict[str, PostRoute] = {
             openapi.PATH: chat_route,
+            MESSAGES: MessageRoute(settings, chat_route.answer_chat),
+            COUNT_TOKENS: CountTokensRoute(settings, chat),
             response_requests.PATH: ResponseRoute(settings, responses),
             INPUT_TOKENS: InputTokensRoute(settings, context),
             COMPACT: CompactRoute(settings, context),
@@ -121,9 +125,10 @@ class RouteTable:
         return route(scope, receive, send)
 
     def _batch_routes(self) -> dict[str, PostRoute]:
-        """Return the routes that batches may name: JSON bodies and answers only."""
+        """Return the routes that batches may name: JSON bodies and answers in OpenAI's format only."""
         forms = (pictures.EDITS, pictures.VARIATIONS, transcriptions.PATH, transcriptions.TRANSLATIONS)
-        return {path: route for path, route in self.posts.items() if path not in (*forms, speech.PATH, CLIENT_SECRETS)}
+        others = (*forms, speech.PATH, CLIENT_SECRETS, MESSAGES, COUNT_TOKENS)
+        return {path: route for path, route in self.posts.items() if path not in others}
 
     def add_apps(self, apps: AppChats) -> None:
         """Serve the models of ``apps`` as well."""

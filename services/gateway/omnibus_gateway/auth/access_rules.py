@@ -104,6 +104,7 @@ _EXPOSED_HEADERS = (
     "retry-after",
     "x-should-retry",
     "x-request-id",
+    "request-id",
     "x-omnibus-path",
     "x-omnibus-epoch",
     "x-omnibus-continue",

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from omnibus.encoding.audio import SoundFormat
+from omnibus_gateway.openai.chat_response import OPENAI_ENCODERS, AnswerEncoders
 from omnibus_gateway.openai.tools import (
     MAX_TOOLS,
     AllowedToolChoice,
@@ -257,6 +258,11 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
     service_tier: str | None = None
     store: bool | None = None
     user: str | None = None
+
+    @property
+    def encoders(self) -> AnswerEncoders:
+        """Encoders of the response; a dialect has its own."""
+        return OPENAI_ENCODERS
 
     @property
     def token_limit(self) -> int | None:

@@ -3,8 +3,9 @@
 Chat completions as server-sent events. Each group of tokens is one frame, so frames are cheap to build.
 """
 
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -436,3 +437,15 @@ def _call_delta(answer: str, part: CallPart) -> CallDelta:
         return CallDelta(part.number, CallDeltaFunction(part.arguments))
     function = CallDeltaFunction(part.arguments, part.name)
     return CallDelta(part.number, function, call_id(answer, part.number), "function")
+
+
+class AnswerEncoders(NamedTuple):
+    """Encoders of complete responses, of images and of streams, and the last bytes of a stream."""
+
+    completion: Callable[..., bytes]
+    drawn: Callable[..., bytes]
+    stream: Callable[..., ChatStream]
+    last: bytes = DONE
+
+
+OPENAI_ENCODERS = AnswerEncoders(encode_completion, encode_image_completion, ChatStream)

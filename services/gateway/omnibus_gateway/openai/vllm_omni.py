@@ -11,7 +11,7 @@ Source: its examples and its server, 2026. Differences from the requests, respon
 
 import base64
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -21,6 +21,7 @@ from omnibus_gateway.openai import chat_response
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.chat_response import (
     NO_PARTS,
+    AnswerEncoders,
     ChatCompletion,
     ChatCompletionAudio,
     ChatCompletionChoice,
@@ -57,6 +58,10 @@ _encode = msgspec.json.Encoder().encode
 
 class OmniRequest(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request in this dialect with OpenAI's fields. Its response uses this dialect too."""
+
+    @property
+    def encoders(self) -> AnswerEncoders:
+        return _ENCODERS
 
 
 # Requests
@@ -263,20 +268,4 @@ def _with_modality(frame: bytes, modality: str) -> bytes:
     return b'%b,"modality":"%b"}\n\n' % (frame.removesuffix(b"}\n\n"), modality.encode())
 
 
-class AnswerEncoders(NamedTuple):
-    """Encoders of complete responses, of images and of streams."""
-
-    completion: Callable[..., bytes]
-    drawn: Callable[..., bytes]
-    stream: type[ChatStream]
-
-
-_OPENAI_ENCODERS, _OMNI_ENCODERS = (
-    AnswerEncoders(chat_response.encode_completion, chat_response.encode_image_completion, ChatStream),
-    AnswerEncoders(encode_completion, encode_image_completion, OmniStream),
-)
-
-
-def answer_encoders(request: ChatRequest) -> AnswerEncoders:
-    """Return the encoders for the response to ``request``."""
-    return _OMNI_ENCODERS if isinstance(request, OmniRequest) else _OPENAI_ENCODERS
+_ENCODERS = AnswerEncoders(encode_completion, encode_image_completion, OmniStream)

@@ -6,7 +6,6 @@ import msgspec
 
 from omnibus.errors import Rejected
 from omnibus.store import Store
-from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.media.files import new_secret_id
 from omnibus_gateway.openai.chat_request import ChatRequest, UserMessage
 from omnibus_gateway.openai.responses import items as wire_items
@@ -19,10 +18,10 @@ from omnibus_gateway.openai.responses.context import (
 from omnibus_gateway.openai.responses.response import response_usage
 from omnibus_gateway.openai.responses.to_chat import ChatOfResponse, to_chat
 from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.request import ClientRequest, run_to_end
+from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.responses import history
 from omnibus_gateway.tasks.chat import Chat
-from omnibus_gateway.tasks.chat_response import open_output_streams
+from omnibus_gateway.tasks.chat_response import collect_answer
 
 #: Instruction for a summary, sent after the conversation.
 SUMMARIZE = (
@@ -85,20 +84,11 @@ class ResponseContext:
         self, run: ClientRequest, response_chat: ChatOfResponse, request: ChatRequest, *, count_only: bool = False
     ) -> AnswerAccumulator:
         """Return the answer of ``run`` to ``request``. Errors have the parameters of ``response_chat``."""
-        got = run.answer = AnswerAccumulator(request.model, run.created)
         try:
-            async with run_to_end(run):
-                prepared_chat = await self._chat.prepare_request(run, request)
-                if count_only:
-                    prepared_chat.count_only()
-                output = await self._chat.begin_answer(run, prepared_chat)
-                async for batch in merge_streams(open_output_streams(output)):
-                    for name, item in batch:
-                        got.add_item(name, item.data, item.array)
+            return await collect_answer(self._chat, run, request, count_only=count_only)
         except Rejected as error:
             error.param = response_chat.client_param(error.param)
             raise
-        return got
 
 
 def _is_of_user(item: wire_items.InputItem) -> bool:

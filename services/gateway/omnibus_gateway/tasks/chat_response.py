@@ -22,13 +22,14 @@ from omnibus.tensors.handle import Item, JoinedText
 from omnibus_gateway.dispatch.streams import ItemStream, merge_streams
 from omnibus_gateway.media.files import new_secret_id
 from omnibus_gateway.media.spoken_answers import AudioFileStream, SpokenAnswers, encode_audio_file
-from omnibus_gateway.openai import chat_response, vllm_omni
+from omnibus_gateway.openai import chat_response
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.chat_response import DONE, ChatStream
 from omnibus_gateway.pricing.meter import UsageMeter
 from omnibus_gateway.request.accumulator import AnswerAccumulator, ChoicesAccumulator
 from omnibus_gateway.request.continuing import NumberedStream, ResumableStream
-from omnibus_gateway.request.request import ClientRequest
+from omnibus_gateway.request.request import ClientRequest, run_to_end
+from omnibus_gateway.tasks.chat import Chat
 
 _EXPECTED_PARTS = {"text": "text or `TextChunk`s", "audio": "float samples or `Audio`"}
 #: Types of the parts of an answer's streams.
@@ -117,6 +118,19 @@ async def collect_samples(output: ChatOutput, got: AnswerAccumulator) -> np.ndar
     return join_samples(sound, got)
 
 
+async def collect_answer(
+    chat: Chat, run: ClientRequest, request: ChatRequest, *, count_only: bool = False
+) -> AnswerAccumulator:
+    """Return the answer of ``run`` to ``request``; with ``count_only`` only its usage. Raises the errors of a chat."""
+    got = run.answer = AnswerAccumulator(request.model, run.created)
+    async with run_to_end(run):
+        prepared_chat = await chat.prepare_request(run, request)
+        if count_only:
+            prepared_chat.count_only()
+        await collect_samples(await chat.begin_answer(run, prepared_chat), got)
+    return got
+
+
 def join_samples(sound: Sequence[np.ndarray], got: AnswerAccumulator) -> np.ndarray:
     """Join the arrays of ``sound``, float32 [n], and add them to ``got``."""
     if not sound:
@@ -163,7 +177,7 @@ def encode_answer(
     speech_audio: chat_response.ChatCompletionAudio | None,
 ) -> bytes:
     """Build the body of a ``chat.completion`` from a complete answer."""
-    return vllm_omni.answer_encoders(request).completion(
+    return request.encoders.completion(
         id=f"chatcmpl-{run.id}",
         model=run.model_name,
         created=int(run.created),
@@ -230,7 +244,8 @@ async def stream_events(
         got.price = await meter.measure_request(run.segments)
     stream.complete()
     run.end("done")
-    yield b"".join([*([] if has_begun else head), *tail, stream.finish(got.finish), stream.usage(got.usage()), DONE])  # type: ignore[arg-type]
+    tail += [stream.finish(got.finish), stream.usage(got.usage()), request.encoders.last]  # type: ignore[arg-type]
+    yield b"".join([*([] if has_begun else head), *tail])
 
 
 def encode_text_events(
@@ -271,7 +286,7 @@ def open_event_stream(
     It uses the ids of ``record`` if given. If ``priced``, the stream contains the usage even without a request for it.
     """
     wants_usage = bool(request.stream_options and request.stream_options.include_usage)
-    return vllm_omni.answer_encoders(request).stream(
+    return request.encoders.stream(
         record.id if record is not None else f"chatcmpl-{run.id}",
         run.model_name,
         record.created if record is not None else int(run.created),

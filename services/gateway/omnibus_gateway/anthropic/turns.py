@@ -1,0 +1,208 @@
+"""Conversion of the turns of a conversation to messages of a chat.
+
+A turn of the user becomes the results of its tools, and then its other blocks as one message. Results are texts, so
+their images follow in that message. Consecutive turns of one role are one message.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from omnibus.errors import BadRequest
+from omnibus_gateway.anthropic.wire import (
+    Base64Source,
+    ContentBlock,
+    ContentSource,
+    DocumentBlock,
+    FileSource,
+    ImageBlock,
+    RedactedThinkingBlock,
+    SearchResultBlock,
+    TextBlock,
+    TextSource,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+    UrlSource,
+)
+from omnibus_gateway.openai.chat_request import (
+    AssistantMessage,
+    FilePart,
+    FileReference,
+    ImagePart,
+    ImageUrl,
+    Message,
+    SystemMessage,
+    TextPart,
+    ToolMessage,
+    UserMessage,
+    UserPart,
+)
+from omnibus_gateway.openai.responses.items import decode_reasoning
+from omnibus_gateway.openai.tools import FunctionCall, ToolCall
+
+#: Stands for an image in the text of a tool's result; the image follows in the user's message.
+IMAGE_MARK = "[image]"
+#: Begins the text of a result with ``is_error``.
+ERROR_MARK = "Error: "
+
+
+class Place(Struct, frozen=True):
+    """Where a message of the chat is in the client's request: its ``param``, and those of its parts."""
+
+    param: str
+    parts: tuple[str, ...] = ()
+
+
+class ChatBuilder:
+    """Messages of a chat, and the client's place of each."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.places: list[Place] = []
+
+    def add_system(self, content: str | Sequence[ContentBlock], param: str) -> None:
+        """Add a system prompt."""
+        if isinstance(content, str):
+            self._add(SystemMessage(content), Place(param))
+            return
+        texts = [TextPart(_require_text(block, f"{param}[{index}]")) for index, block in enumerate(content)]
+        self._add(SystemMessage(texts or ""), Place(param))
+
+    def add_turn(self, turn: Turn, param: str) -> None:
+        """Add a turn. Raises ``BadRequest`` for blocks that its role cannot have."""
+        if turn.role == "system":
+            self.add_system(turn.content, f"{param}.content")
+            return
+        blocks = [TextBlock(text=turn.content)] if isinstance(turn.content, str) else turn.content
+        place = f"{param}.content"
+        params = [place] if isinstance(turn.content, str) else [f"{place}[{index}]" for index, _ in enumerate(blocks)]
+        if turn.role == "user":
+            self._add_user(blocks, params, place)
+        else:
+            self._add_assistant(blocks, params, place)
+
+    def _add_user(self, blocks: Sequence[ContentBlock], params: Sequence[str], param: str) -> None:
+        parts: list[tuple[UserPart, str]] = []
+        has_results = False
+        for block, block_param in zip(blocks, params, strict=True):
+            converted = _user_parts(block, block_param)
+            if isinstance(block, ToolResultBlock):
+                has_results = True
+                text = _result_text(converted, is_error=bool(block.is_error))
+                self._add(ToolMessage(text, block.tool_use_id), Place(f"{block_param}.tool_use_id"))
+                converted = [part for part in converted if not isinstance(part, TextPart)]
+            parts += [(part, f"{block_param}.source") for part in converted]
+        if parts or not has_results:
+            self._add_parts(parts, param)
+
+    def _add_parts(self, parts: Sequence[tuple[UserPart, str]], param: str) -> None:
+        """Add a message of ``parts``, or add them to the preceding message of the user."""
+        content, places = [part for part, _ in parts], tuple(place for _, place in parts)
+        if self.messages and isinstance(before := self.messages[-1], UserMessage):
+            earlier = [TextPart(before.content)] if isinstance(before.content, str) else before.content
+            place = self.places.pop()
+            self.messages[-1] = UserMessage([*earlier, *content])
+            self.places.append(Place(place.param, (*(place.parts or (place.param,)), *places)))
+            return
+        match content:
+            case []:
+                self._add(UserMessage(""), Place(param))
+            case [TextPart(text)]:
+                self._add(UserMessage(text), Place(param))
+            case _:
+                self._add(UserMessage(content), Place(param, places))
+
+    def _add_assistant(self, blocks: Sequence[ContentBlock], params: Sequence[str], param: str) -> None:
+        text, reasoning, calls = "", "", list[ToolCall]()
+        if self.messages and isinstance(before := self.messages[-1], AssistantMessage):
+            self.messages.pop()
+            param = self.places.pop().param
+            text, reasoning = str(before.content or ""), before.reasoning_content or ""
+            calls = before.tool_calls or []
+        for block, block_param in zip(blocks, params, strict=True):
+            match block:
+                case ThinkingBlock():
+                    reasoning += block.thinking or decode_reasoning(block.signature)
+                case RedactedThinkingBlock():
+                    pass  # of another service
+                case ToolUseBlock():
+                    arguments = msgspec.json.encode(block.input).decode()
+                    calls = [*calls, ToolCall(block.id, FunctionCall(block.name, arguments))]
+                case _:
+                    text += _require_text(block, block_param)
+        content = text if text or not calls else None
+        self._add(
+            AssistantMessage(content, tool_calls=calls or None, reasoning_content=reasoning or None), Place(param)
+        )
+
+    def _add(self, message: Message, place: Place) -> None:
+        self.messages.append(message)
+        self.places.append(place)
+
+
+def _require_text(block: ContentBlock, param: str) -> str:
+    if not isinstance(block, TextBlock):
+        raise BadRequest(f"A block of type {_type(block)!r} is not allowed here: send text.", param=f"{param}.type")
+    return block.text
+
+
+def _user_parts(block: ContentBlock, param: str) -> list[UserPart]:
+    """Convert a block of a user's message, or of a tool's result."""
+    match block:
+        case TextBlock():
+            return [TextPart(block.text)]
+        case ImageBlock():
+            return [_image_part(block.source)]
+        case DocumentBlock():
+            return _document_parts(block, param)
+        case SearchResultBlock():
+            return [TextPart("\n".join([block.title, block.source, *(each.text for each in block.content)]))]
+        case ToolResultBlock():
+            return _result_parts(block, param)
+    raise BadRequest(
+        f"A block of type {_type(block)!r} is not allowed in a user's message: send it as the assistant's.",
+        param=f"{param}.type",
+    )
+
+
+def _image_part(source: Base64Source | UrlSource | FileSource) -> UserPart:
+    match source:
+        case Base64Source(media_type, data):
+            return ImagePart(ImageUrl(f"data:{media_type};base64,{data}"))
+        case UrlSource(url):
+            return ImagePart(ImageUrl(url))
+        case FileSource(file_id):
+            return FilePart(FileReference(file_id))
+
+
+def _document_parts(block: DocumentBlock, param: str) -> list[UserPart]:
+    head = "\n".join(text for text in (block.title, block.context) if text)
+    match block.source:
+        case TextSource(data) | ContentSource(str(data)):
+            return [TextPart("\n".join(text for text in (head, data) if text))]
+        case ContentSource(blocks):
+            content = [part for each in blocks if not isinstance(each, str) for part in _user_parts(each, param)]
+            return [*([TextPart(head)] if head else []), *content]
+    raise BadRequest(
+        "PDFs and files are not supported as documents: send their text in a source of type text, or pages as images.",
+        param=f"{param}.source",
+    )
+
+
+def _result_parts(block: ToolResultBlock, param: str) -> list[UserPart]:
+    if block.content is None or isinstance(block.content, str):
+        return [TextPart(block.content or "")]
+    return [part for index, each in enumerate(block.content) for part in _user_parts(each, f"{param}.content[{index}]")]
+
+
+def _result_text(parts: Sequence[UserPart], *, is_error: bool) -> str:
+    text = "\n".join(part.text if isinstance(part, TextPart) else IMAGE_MARK for part in parts)
+    return f"{ERROR_MARK}{text}" if is_error else text
+
+
+def _type(block: Any) -> str:
+    return str(block.__struct_config__.tag)

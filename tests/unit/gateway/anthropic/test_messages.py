@@ -1,0 +1,51 @@
+"""Messages of ``/v1/messages``: complete, and as the events of a stream."""
+
+from tests.unit.gateway.anthropic.house import (
+    post_message,
+    read_deltas,
+    read_message,
+    read_message_events,
+)
+from tests.unit.gateway.house import TEXT, ToyGateway
+
+
+async def test_a_message_has_text_usage_and_a_reason(home: ToyGateway):
+    response = await post_message(
+        home, "hello there", system="Be kind.", service_tier="auto", metadata={"user_id": "u"}
+    )
+
+    message = read_message(response)
+    assert message["id"].startswith("msg_")
+    assert [message[name] for name in ("type", "role", "model")] == ["message", "assistant", TEXT]
+    [block] = message["content"]
+    assert block["type"] == "text"
+    assert block["text"].startswith("You said hello there [")
+    assert [message["stop_reason"], message["stop_sequence"]] == ["end_turn", None]
+    assert message["usage"] == {
+        "input_tokens": 5, "output_tokens": 5, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0,
+    }  # fmt: skip
+    assert response.headers["request-id"] == response.headers["x-request-id"]
+    await home.emptied()
+
+
+async def test_a_stream_has_its_events_in_order(home: ToyGateway):
+    response = await post_message(home, "hello there", stream=True)
+
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = read_message_events(response.text)
+    kinds = [event["type"] for event in events]
+    assert kinds == [
+        "message_start", "content_block_start", *["content_block_delta"] * 5, "content_block_stop", "message_delta",
+        "message_stop",
+    ]  # fmt: skip
+    start = events[0]["message"]
+    assert start["id"].startswith("msg_")
+    assert (start["content"], start["stop_reason"], start["role"]) == ([], None, "assistant")
+    assert events[1] == {
+        "type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "", "citations": None},
+    }  # fmt: skip
+    assert read_deltas(events, "text").startswith("You said hello there [")
+    assert events[-2]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}
+    assert events[-2]["usage"]["output_tokens"] == 5
+    assert events[-2]["usage"]["input_tokens"] == 5
+    await home.emptied()
