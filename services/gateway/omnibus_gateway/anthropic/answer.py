@@ -20,9 +20,9 @@ from omnibus_gateway.anthropic.wire import (
     MessageEvent,
     MessageStart,
     MessageStop,
+    MessageTokensDetails,
     MessageUsage,
     OutputBlock,
-    OutputTokensDetails,
     SignatureDelta,
     StopDelta,
     StopReason,
@@ -83,7 +83,7 @@ def message_usage(usage: Usage) -> MessageUsage:
         input_tokens=usage.prompt_tokens - cached,
         output_tokens=usage.completion_tokens,
         cache_read_input_tokens=cached,
-        output_tokens_details=OutputTokensDetails(reasoning) if reasoning else msgspec.UNSET,
+        output_tokens_details=MessageTokensDetails(reasoning) if reasoning else msgspec.UNSET,
         omnibus=usage.omnibus,
     )
 

@@ -253,7 +253,7 @@ class ToolUseContent(Struct, frozen=True, tag_field="type", tag="tool_use"):
 OutputBlock = TextContent | ThinkingContent | ToolUseContent
 
 
-class OutputTokensDetails(Struct, frozen=True):
+class MessageTokensDetails(Struct, frozen=True):
     thinking_tokens: int
 
 
@@ -264,7 +264,7 @@ class MessageUsage(Struct, frozen=True):
     output_tokens: int
     cache_read_input_tokens: int = 0
     cache_creation_input_tokens: int = 0
-    output_tokens_details: OutputTokensDetails | UnsetType = UNSET
+    output_tokens_details: MessageTokensDetails | UnsetType = UNSET
     omnibus: RequestUsage | UnsetType = UNSET
 
 

@@ -25,6 +25,7 @@ from omnibus.plan import Plan
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.adapters.routes import AdapterRoutes
 from omnibus_gateway.anthropic.errors import MessagesEdge
+from omnibus_gateway.anthropic.openapi import message_components, message_paths
 from omnibus_gateway.api.direct_chat import DirectChatRoute
 from omnibus_gateway.api.routes import RouteTable
 from omnibus_gateway.apps import openapi_document
@@ -308,7 +309,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _unknown_route_message(path: str) -> str:
-    paths = openapi.openapi_paths()
+    paths = openapi.openapi_paths() | message_paths()
     if f"/v1{path}" in paths:
         return f"{path} is not served here, /v1{path} is: clients' base URL ends in /v1."
     served_paths = sorted(each.removeprefix("/v1/") for each in paths if "{" not in each)
@@ -316,6 +317,7 @@ def _unknown_route_message(path: str) -> str:
 
 
 def _add_model_paths(document: dict[str, Any]) -> dict[str, Any]:
-    document.setdefault("paths", {}).update(openapi.openapi_paths())
-    document.setdefault("components", {}).setdefault("schemas", {}).update(openapi.openapi_components())
+    document.setdefault("paths", {}).update(openapi.openapi_paths() | message_paths())
+    schemas = openapi.openapi_components() | message_components()
+    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
     return document

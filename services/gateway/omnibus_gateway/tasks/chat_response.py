@@ -255,10 +255,10 @@ def encode_text_events(
     batch: Sequence[tuple[str, Item]],
 ) -> list[bytes]:
     """Encode the text of ``batch`` as events, and add it to ``got``; other streams have no events."""
-    frames = [say(*pieces) for name, item in batch if (pieces := _accumulate_text(got, name, item))]
+    texts = [pieces for name, item in batch if (pieces := _accumulate_text(got, name, item))]
     if got.structured:
-        frames = [encode_chunk(stream, say, item.data) for name, item in batch if name == "text"]
-    return frames
+        return [encode_chunk(stream, say, item.data) for name, item in batch if name == "text"]
+    return [say(*pieces) for pieces in texts]
 
 
 def encode_chunk(stream: ChatStream | NumberedStream, say: Callable[..., bytes], data: dict[str, Any]) -> bytes:
