@@ -72,6 +72,8 @@ def run_client(
             "LITELLM_LOCAL_MODEL_COST_MAP": "true",
             "OPENAI_BASE_URL": f"{system.url}/v1",
             "OPENAI_API_KEY": "none",
+            "ANTHROPIC_BASE_URL": system.url,
+            "ANTHROPIC_API_KEY": "none",
         },
         capture_output=True,
         text=True,

@@ -38,6 +38,11 @@ CLIENTS = (
         _MORE,
         f"agents with a tool, streamed and not, over Responses and over chats; images in; {_VOICE}",
     ),
+    DocumentedClient(
+        "anthropic",
+        "#anthropics-messages",
+        "messages, streams, images in, tools and their results, schemas, stop sequences, counts of tokens",
+    ),
     DocumentedClient("livekit-plugins-openai", "#conversations-by-voice", "conversations by voice"),
     DocumentedClient("pipecat-ai", "#conversations-by-voice", "conversations by voice"),
     DocumentedClient(

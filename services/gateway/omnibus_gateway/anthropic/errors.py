@@ -4,7 +4,6 @@ All layers of the gateway report errors in OpenAI's format: authentication, limi
 converts them for requests to these paths, so that no layer depends on the path.
 """
 
-from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
@@ -41,11 +40,11 @@ class MessagesEdge:
     def __init__(self, application: ASGIApp) -> None:
         self._application = application
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        if scope["type"] != "http" or not f"{scope['path']}/".startswith(f"{MESSAGES}/"):
-            return self._application(scope, receive, send)
-        scope["headers"] = _with_authorization(scope["headers"])
-        return self._application(scope, receive, _MessagesResponse(send).send)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and f"{scope['path']}/".startswith(f"{MESSAGES}/"):
+            scope["headers"] = _with_authorization(scope["headers"])
+            send = _MessagesResponse(send).send
+        await self._application(scope, receive, send)
 
 
 def _with_authorization(headers: Headers) -> Headers:

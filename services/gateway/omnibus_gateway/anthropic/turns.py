@@ -51,7 +51,7 @@ ERROR_MARK = "Error: "
 
 
 class Place(Struct, frozen=True):
-    """Where a message of the chat is in the client's request: its ``param``, and those of its parts."""
+    """Source of a chat message in the client's request: its ``param``, and those of its parts."""
 
     param: str
     parts: tuple[str, ...] = ()

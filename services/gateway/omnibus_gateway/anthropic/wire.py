@@ -180,6 +180,10 @@ class ThinkingAdaptive(Struct, frozen=True, tag_field="type", tag="adaptive", fo
     display: Display | None = None
 
 
+class ThinkingBetweenTools(Struct, frozen=True, tag_field="type", tag="between_tools", forbid_unknown_fields=True):
+    """Reasoning as the model decides."""
+
+
 class ThinkingDisabled(Struct, frozen=True, tag_field="type", tag="disabled", forbid_unknown_fields=True):
     """No reasoning."""
 
@@ -191,6 +195,16 @@ class JsonOutput(Struct, frozen=True, tag_field="type", tag="json_schema", forbi
 class OutputConfig(Struct, frozen=True, forbid_unknown_fields=True):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonOutput | None = None
+
+
+class ClearEdit(Struct, frozen=True):
+    """A rule that drops old reasoning or results of long conversations. Here the model reads all of them."""
+
+    type: Annotated[str, Meta(max_length=64, pattern="^clear_")]
+
+
+class ContextManagement(Struct, frozen=True, forbid_unknown_fields=True):
+    edits: Annotated[list[ClearEdit], Meta(max_length=16)] | None = None
 
 
 class RequestMetadata(Struct, frozen=True, forbid_unknown_fields=True):
@@ -205,11 +219,12 @@ class _Prompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     system: str | Annotated[list[TextBlock], Meta(max_length=MAX_BLOCKS)] | None = None
     tools: Annotated[list[CustomTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoneChoice | None = None
-    thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
+    thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingBetweenTools | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
 
-    # Accepted and ignored: elsewhere they change cost or speed, never the answer.
+    # Accepted and ignored: elsewhere they change cost or speed, and rarely the answer.
     cache_control: CacheControl | None = None
+    context_management: ContextManagement | None = None
     speed: str | None = None
 
 

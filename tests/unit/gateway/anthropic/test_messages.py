@@ -1,6 +1,12 @@
 """Messages of ``/v1/messages``: complete, and as the events of a stream."""
 
+from typing import Any
+
+import pytest
+
 from tests.unit.gateway.anthropic.house import (
+    PATH,
+    build_message_body,
     post_message,
     read_deltas,
     read_message,
@@ -49,3 +55,25 @@ async def test_a_stream_has_its_events_in_order(home: ToyGateway):
     assert events[-2]["usage"]["output_tokens"] == 5
     assert events[-2]["usage"]["input_tokens"] == 5
     await home.emptied()
+
+
+#: Fields and headers that agents send, and that change nothing here.
+IGNORED: dict[str, Any] = {
+    "cache_control": {"type": "ephemeral"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "diagnostics": {"previous_message_id": None},
+    "inference_geo": "eu",
+    "service_tier": "standard_only",
+    "speed": "fast",
+    "thinking": {"type": "between_tools"},
+    "tools": [],
+}
+
+
+@pytest.mark.parametrize("name", IGNORED)
+async def test_fields_without_effect_are_accepted(home: ToyGateway, name: str):
+    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "context-management-2025-06-27"}
+    body = build_message_body(**{name: IGNORED[name]})
+    response = await home.http.post(f"{PATH}?beta=true", json=body, headers=headers)
+
+    assert read_message(response)["stop_reason"] == "end_turn"

@@ -50,6 +50,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type: Tools of type"),
     ({"mcp_servers": [{"type": "url", "url": "https://x", "name": "x"}]}, "mcp_servers: "),
     ({"container": "container_1"}, "container: "),
+    ({"context_management": {"edits": [{"type": "compact_20260112"}]}}, "context_management.edits[0].type: "),
     (of_user({"type": "document", "source": PDF}), "messages[0].content[0].source: PDFs"),
     (of_user({"type": "document", "source": {"type": "url", "url": "https://x"}}), "messages[0].content[0].source: "),
     (of_user({"type": "document", "source": {"type": "file", "file_id": "f"}}), "messages[0].content[0].source: "),
