@@ -15,6 +15,7 @@ from tests.unit.gateway.anthropic.house import (
 from tests.unit.gateway.house import TEXT, ToyGateway
 
 
+@pytest.mark.usefixtures("either_way")
 async def test_a_message_has_text_usage_and_a_reason(home: ToyGateway):
     response = await post_message(
         home, "hello there", system="Be kind.", service_tier="auto", metadata={"user_id": "u"}
@@ -34,6 +35,7 @@ async def test_a_message_has_text_usage_and_a_reason(home: ToyGateway):
     await home.emptied()
 
 
+@pytest.mark.usefixtures("either_way")
 async def test_a_stream_has_its_events_in_order(home: ToyGateway):
     response = await post_message(home, "hello there", stream=True)
 
