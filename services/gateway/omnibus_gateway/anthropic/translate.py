@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from omnibus.errors import BadRequest, Rejected
 from omnibus_gateway.anthropic.answer import MessageStream, encode_message
-from omnibus_gateway.anthropic.turns import ChatBuilder, Place
+from omnibus_gateway.anthropic.turns import ChatBuilder, MessagePlace
 from omnibus_gateway.anthropic.wire import (
     AnyChoice,
     AutoChoice,
@@ -47,7 +47,7 @@ class TranslatedRequest(Struct, frozen=True):
     """A chat, and the client's place of each message and of its parts."""
 
     chat: MessageChat
-    places: tuple[Place, ...]
+    places: tuple[MessagePlace, ...]
 
     def client_param(self, param: str) -> str:
         """Convert ``param`` of an error about the chat to the client's."""

@@ -16,8 +16,8 @@ from omnibus_gateway.anthropic.wire import (
     ContentBlock,
     ContentSource,
     DocumentBlock,
-    FileSource,
     ImageBlock,
+    MessageTurn,
     RedactedThinkingBlock,
     SearchResultBlock,
     TextBlock,
@@ -25,7 +25,7 @@ from omnibus_gateway.anthropic.wire import (
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
-    Turn,
+    UploadedSource,
     UrlSource,
 )
 from omnibus_gateway.openai.chat_request import (
@@ -50,7 +50,7 @@ IMAGE_MARK = "[image]"
 ERROR_MARK = "Error: "
 
 
-class Place(Struct, frozen=True):
+class MessagePlace(Struct, frozen=True):
     """Source of a chat message in the client's request: its ``param``, and those of its parts."""
 
     param: str
@@ -62,17 +62,17 @@ class ChatBuilder:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self.places: list[Place] = []
+        self.places: list[MessagePlace] = []
 
     def add_system(self, content: str | Sequence[ContentBlock], param: str) -> None:
         """Add a system prompt."""
         if isinstance(content, str):
-            self._add(SystemMessage(content), Place(param))
+            self._add(SystemMessage(content), MessagePlace(param))
             return
         texts = [TextPart(_require_text(block, f"{param}[{index}]")) for index, block in enumerate(content)]
-        self._add(SystemMessage(texts or ""), Place(param))
+        self._add(SystemMessage(texts or ""), MessagePlace(param))
 
-    def add_turn(self, turn: Turn, param: str) -> None:
+    def add_turn(self, turn: MessageTurn, param: str) -> None:
         """Add a turn. Raises ``BadRequest`` for blocks that its role cannot have."""
         if turn.role == "system":
             self.add_system(turn.content, f"{param}.content")
@@ -93,7 +93,7 @@ class ChatBuilder:
             if isinstance(block, ToolResultBlock):
                 has_results = True
                 text = _result_text(converted, is_error=bool(block.is_error))
-                self._add(ToolMessage(text, block.tool_use_id), Place(f"{block_param}.tool_use_id"))
+                self._add(ToolMessage(text, block.tool_use_id), MessagePlace(f"{block_param}.tool_use_id"))
                 converted = [part for part in converted if not isinstance(part, TextPart)]
             parts += [(part, f"{block_param}.source") for part in converted]
         if parts or not has_results:
@@ -106,15 +106,15 @@ class ChatBuilder:
             earlier = [TextPart(before.content)] if isinstance(before.content, str) else before.content
             place = self.places.pop()
             self.messages[-1] = UserMessage([*earlier, *content])
-            self.places.append(Place(place.param, (*(place.parts or (place.param,)), *places)))
+            self.places.append(MessagePlace(place.param, (*(place.parts or (place.param,)), *places)))
             return
         match content:
             case []:
-                self._add(UserMessage(""), Place(param))
+                self._add(UserMessage(""), MessagePlace(param))
             case [TextPart(text)]:
-                self._add(UserMessage(text), Place(param))
+                self._add(UserMessage(text), MessagePlace(param))
             case _:
-                self._add(UserMessage(content), Place(param, places))
+                self._add(UserMessage(content), MessagePlace(param, places))
 
     def _add_assistant(self, blocks: Sequence[ContentBlock], params: Sequence[str], param: str) -> None:
         text, reasoning, calls = "", "", list[ToolCall]()
@@ -136,10 +136,11 @@ class ChatBuilder:
                     text += _require_text(block, block_param)
         content = text if text or not calls else None
         self._add(
-            AssistantMessage(content, tool_calls=calls or None, reasoning_content=reasoning or None), Place(param)
+            AssistantMessage(content, tool_calls=calls or None, reasoning_content=reasoning or None),
+            MessagePlace(param),
         )
 
-    def _add(self, message: Message, place: Place) -> None:
+    def _add(self, message: Message, place: MessagePlace) -> None:
         self.messages.append(message)
         self.places.append(place)
 
@@ -169,13 +170,13 @@ def _user_parts(block: ContentBlock, param: str) -> list[UserPart]:
     )
 
 
-def _image_part(source: Base64Source | UrlSource | FileSource) -> UserPart:
+def _image_part(source: Base64Source | UrlSource | UploadedSource) -> UserPart:
     match source:
         case Base64Source(media_type, data):
             return ImagePart(ImageUrl(f"data:{media_type};base64,{data}"))
         case UrlSource(url):
             return ImagePart(ImageUrl(url))
-        case FileSource(file_id):
+        case UploadedSource(file_id):
             return FilePart(FileReference(file_id))
 
 

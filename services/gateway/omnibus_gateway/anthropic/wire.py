@@ -26,13 +26,13 @@ class CacheControl(Struct, frozen=True, forbid_unknown_fields=True):
     scope: str | None = None
 
 
-class Block(Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+class InputBlock(Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
     """A block of content, with the fields that change nothing here."""
 
     cache_control: CacheControl | None = None
 
 
-class TextBlock(Block, frozen=True, tag="text"):
+class TextBlock(InputBlock, frozen=True, tag="text"):
     text: str
     citations: list[Any] | None = None
 
@@ -46,7 +46,7 @@ class UrlSource(Struct, frozen=True, tag_field="type", tag="url", forbid_unknown
     url: Annotated[str, Meta(min_length=1)]
 
 
-class FileSource(Struct, frozen=True, tag_field="type", tag="file", forbid_unknown_fields=True):
+class UploadedSource(Struct, frozen=True, tag_field="type", tag="file", forbid_unknown_fields=True):
     """A file of ``/v1/files``."""
 
     file_id: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -61,39 +61,39 @@ class ContentSource(Struct, frozen=True, tag_field="type", tag="content", forbid
     content: "str | list[TextBlock | ImageBlock]"
 
 
-class ImageBlock(Block, frozen=True, tag="image"):
-    source: Base64Source | UrlSource | FileSource
+class ImageBlock(InputBlock, frozen=True, tag="image"):
+    source: Base64Source | UrlSource | UploadedSource
     transformations: dict[str, Any] | None = None
 
 
-class DocumentBlock(Block, frozen=True, tag="document"):
+class DocumentBlock(InputBlock, frozen=True, tag="document"):
     """A document. Only texts are supported; ``title`` and ``context`` are part of the text."""
 
-    source: TextSource | ContentSource | Base64Source | UrlSource | FileSource
+    source: TextSource | ContentSource | Base64Source | UrlSource | UploadedSource
     title: str | None = None
     context: str | None = None
     citations: dict[str, Any] | None = None
 
 
-class SearchResultBlock(Block, frozen=True, tag="search_result"):
+class SearchResultBlock(InputBlock, frozen=True, tag="search_result"):
     source: str
     title: str
     content: list[TextBlock]
     citations: dict[str, Any] | None = None
 
 
-class ThinkingBlock(Block, frozen=True, tag="thinking"):
+class ThinkingBlock(InputBlock, frozen=True, tag="thinking"):
     """Earlier reasoning. With ``display`` omitted, its text is in the ``signature``."""
 
     thinking: str
     signature: str = ""
 
 
-class RedactedThinkingBlock(Block, frozen=True, tag="redacted_thinking"):
+class RedactedThinkingBlock(InputBlock, frozen=True, tag="redacted_thinking"):
     data: str
 
 
-class ToolUseBlock(Block, frozen=True, tag="tool_use"):
+class ToolUseBlock(InputBlock, frozen=True, tag="tool_use"):
     id: Id
     name: ToolName
     input: dict[str, Any]
@@ -104,7 +104,7 @@ class ToolUseBlock(Block, frozen=True, tag="tool_use"):
 ResultBlock = TextBlock | ImageBlock | DocumentBlock | SearchResultBlock
 
 
-class ToolResultBlock(Block, frozen=True, tag="tool_result"):
+class ToolResultBlock(InputBlock, frozen=True, tag="tool_result"):
     tool_use_id: Id
     content: str | Annotated[list[ResultBlock], Meta(max_length=MAX_BLOCKS)] | None = None
     is_error: bool | None = None
@@ -123,7 +123,7 @@ ContentBlock = (
 )
 
 
-class Turn(Struct, frozen=True, forbid_unknown_fields=True):
+class MessageTurn(Struct, frozen=True, forbid_unknown_fields=True):
     """One message of the conversation."""
 
     role: Literal["user", "assistant", "system"]
@@ -215,7 +215,7 @@ class _Prompt(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields that determine the prompt."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
-    messages: Annotated[list[Turn], Meta(min_length=1, max_length=2048)]
+    messages: Annotated[list[MessageTurn], Meta(min_length=1, max_length=2048)]
     system: str | Annotated[list[TextBlock], Meta(max_length=MAX_BLOCKS)] | None = None
     tools: Annotated[list[CustomTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: AutoChoice | AnyChoice | ToolChoice | NoneChoice | None = None
