@@ -28,6 +28,8 @@ _FILE: Schema = {"type": "string", "format": "binary"}
 #: Of each shape, the properties that a request has for sure, so that no answer takes long, and how they are.
 _BOUNDED: dict[str, dict[str, Schema]] = {
     "ChatRequest": {"model": {"enum": [OMNI]}, "max_completion_tokens": _TOKENS, "modalities": {"enum": [["text"], ["text", "audio"]]}, "audio": {"$ref": "#/components/schemas/AudioOutput"}},
+    "MessageRequest": {"model": {"enum": [OMNI]}, "max_tokens": _TOKENS},
+    "CountTokensRequest": {"model": {"enum": [OMNI]}},
     "CompletionRequest": {"model": {"enum": [OMNI]}, "max_tokens": _TOKENS, "n": _FEW},
     "ResponseRequest": {"model": {"enum": [OMNI]}, "max_output_tokens": _TOKENS},
     "InputTokensRequest": {"model": {"enum": [OMNI]}},
@@ -51,6 +53,10 @@ _FREE: dict[str, tuple[str, ...]] = {
         "messages", "stream", "temperature", "top_p", "top_k", "repetition_penalty", "seed", "stop", "ignore_eos",
         "user", "metadata",
     ),
+    "MessageRequest": (
+        "messages", "system", "stream", "stop_sequences", "temperature", "top_p", "top_k", "metadata", "service_tier",
+    ),
+    "CountTokensRequest": ("messages", "system"),
     "CompletionRequest": ("prompt", "stream", "temperature", "top_p", "seed", "stop", "ignore_eos"),
     "ResponseRequest": (
         "input", "instructions", "stream", "store", "temperature", "top_p", "seed", "metadata", "user", "include",
@@ -75,7 +81,7 @@ _FREE: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 #: What messages and their parts may be; tools and files are refused by name.
 _KINDS = {
-    "ToolMessage", "FunctionMessage", "FilePart", "VideoPart",
+    "ToolMessage", "FunctionMessage", "FilePart", "VideoPart", "ToolUseBlock", "ToolResultBlock", "DocumentBlock",
 }  # fmt: skip
 
 

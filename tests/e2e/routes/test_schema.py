@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from omnibus_gateway.anthropic.openapi import message_paths
 from omnibus_gateway.openai.openapi import openapi_paths
 from tests.e2e.routes.narrowed import narrow_document, register_formats
 from tests.e2e.system import OMNI, System
@@ -27,7 +28,10 @@ pytestmark = pytest.mark.e2e
 METHODS = ("get", "post", "put", "delete", "patch")
 #: Those of clients; the rest is an operator's.
 OPERATIONS = [
-    f"{method.upper()} {path}" for path, item in openapi_paths().items() for method in METHODS if method in item
+    f"{method.upper()} {path}"
+    for path, item in (openapi_paths() | message_paths()).items()
+    for method in METHODS
+    if method in item
 ] + [
     "GET /v1/models",
     "GET /v1/models/{model}",

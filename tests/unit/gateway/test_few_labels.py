@@ -54,6 +54,8 @@ async def send_marked(home: ToyGateway, mark: str) -> None:
         ("/v1/responses", {"model": mark, "input": mark}),
         ("/v1/responses", {"model": mark, "input": mark, "previous_response_id": mark, "store": False}),
         ("/v1/responses/compact", {"model": mark, "input": [{"type": "item_reference", "id": mark}]}),
+        ("/v1/messages", {"model": mark, "max_tokens": 1, "messages": [{"role": "user", "content": mark}]}),
+        ("/v1/messages/count_tokens", {"model": mark, "messages": [{"role": "user", "content": mark}]}),
         ("/v1/completions", {"model": mark, "prompt": mark}),
         ("/v1/images/generations", {"model": mark, "prompt": mark}),
         ("/v1/images/edits", {"model": mark, "prompt": mark, "images": [{"image_url": mark}]}),

@@ -30,6 +30,7 @@ EMBEDDER, RERANKER = "toy-embedder", "toy-reranker"
 CHAT = "/v1/chat/completions"
 PATIENCE = 20.0  # seconds
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie", "format": "pcm16"}}
+CALLED = {"name": "add", "input_schema": {"type": "object", "properties": {}}}
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
 
@@ -68,6 +69,10 @@ KINDS = {
     "tool calls": AnswerKind(
         CHAT, build_request(tools=TOOLS), ["thinker.text (1 tool call)"],
         "thinker.text differs: arguments of tool call 0 (add) from character 6 on",
+    ),
+    "message": AnswerKind(
+        "/v1/messages", {"json": build_chat_body(VL, "one two", max_tokens=9, tools=[CALLED])},
+        ["thinker.text (1 tool call)"], "thinker.text differs: arguments of tool call 0 (add) from character 6 on",
     ),
     "completion": AnswerKind(
         "/v1/completions", {"json": {"model": VL, "prompt": "one two", "seed": 3}},
