@@ -1,0 +1,1 @@
+"""Conversations with the ``anthropic`` client, which checks each answer strictly."""
