@@ -5,7 +5,7 @@ their images follow in that message. Consecutive turns of one role are one messa
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -57,6 +57,13 @@ class MessagePlace(Struct, frozen=True):
     parts: tuple[str, ...] = ()
 
 
+class PlacedPart(NamedTuple):
+    """Part of a user's message, and the ``param`` of errors about it."""
+
+    part: UserPart
+    param: str
+
+
 class ChatBuilder:
     """Messages of a chat, and the client's place of each."""
 
@@ -86,7 +93,7 @@ class ChatBuilder:
             self._add_assistant(blocks, params, place)
 
     def _add_user(self, blocks: Sequence[ContentBlock], params: Sequence[str], param: str) -> None:
-        parts: list[tuple[UserPart, str]] = []
+        parts: list[PlacedPart] = []
         has_results = False
         for block, block_param in zip(blocks, params, strict=True):
             converted = _user_parts(block, block_param)
@@ -94,14 +101,14 @@ class ChatBuilder:
                 has_results = True
                 text = _result_text(converted, is_error=bool(block.is_error))
                 self._add(ToolMessage(text, block.tool_use_id), MessagePlace(f"{block_param}.tool_use_id"))
-                converted = [part for part in converted if not isinstance(part, TextPart)]
-            parts += [(part, f"{block_param}.source") for part in converted]
+                converted = [each for each in converted if not isinstance(each.part, TextPart)]
+            parts += converted
         if parts or not has_results:
             self._add_parts(parts, param)
 
-    def _add_parts(self, parts: Sequence[tuple[UserPart, str]], param: str) -> None:
+    def _add_parts(self, parts: Sequence[PlacedPart], param: str) -> None:
         """Add a message of ``parts``, or add them to the preceding message of the user."""
-        content, places = [part for part, _ in parts], tuple(place for _, place in parts)
+        content, places = [each.part for each in parts], tuple(each.param for each in parts)
         if self.messages and isinstance(before := self.messages[-1], UserMessage):
             earlier = [TextPart(before.content)] if isinstance(before.content, str) else before.content
             place = self.places.pop()
@@ -151,17 +158,18 @@ def _require_text(block: ContentBlock, param: str) -> str:
     return block.text
 
 
-def _user_parts(block: ContentBlock, param: str) -> list[UserPart]:
+def _user_parts(block: ContentBlock, param: str) -> list[PlacedPart]:
     """Convert a block of a user's message, or of a tool's result."""
     match block:
         case TextBlock():
-            return [TextPart(block.text)]
+            return [PlacedPart(TextPart(block.text), param)]
         case ImageBlock():
-            return [_image_part(block.source)]
+            return [PlacedPart(_image_part(block.source), f"{param}.source")]
         case DocumentBlock():
             return _document_parts(block, param)
         case SearchResultBlock():
-            return [TextPart("\n".join([block.title, block.source, *(each.text for each in block.content)]))]
+            texts = [block.title, block.source, *(each.text for each in block.content)]
+            return [PlacedPart(TextPart("\n".join(texts)), param)]
         case ToolResultBlock():
             return _result_parts(block, param)
     raise BadRequest(
@@ -180,28 +188,32 @@ def _image_part(source: Base64Source | UrlSource | UploadedSource) -> UserPart:
             return FilePart(FileReference(file_id))
 
 
-def _document_parts(block: DocumentBlock, param: str) -> list[UserPart]:
+def _document_parts(block: DocumentBlock, param: str) -> list[PlacedPart]:
     head = "\n".join(text for text in (block.title, block.context) if text)
     match block.source:
         case TextSource(data) | ContentSource(str(data)):
-            return [TextPart("\n".join(text for text in (head, data) if text))]
-        case ContentSource(blocks):
-            content = [part for each in blocks if not isinstance(each, str) for part in _user_parts(each, param)]
-            return [*([TextPart(head)] if head else []), *content]
+            return [PlacedPart(TextPart("\n".join(text for text in (head, data) if text)), param)]
+        case ContentSource(list(blocks)):
+            title = [PlacedPart(TextPart(head), param)] if head else []
+            return title + _nested_parts(blocks, f"{param}.source.content")
     raise BadRequest(
         "PDFs and files are not supported as documents: send their text in a source of type text, or pages as images.",
         param=f"{param}.source",
     )
 
 
-def _result_parts(block: ToolResultBlock, param: str) -> list[UserPart]:
+def _result_parts(block: ToolResultBlock, param: str) -> list[PlacedPart]:
     if block.content is None or isinstance(block.content, str):
-        return [TextPart(block.content or "")]
-    return [part for index, each in enumerate(block.content) for part in _user_parts(each, f"{param}.content[{index}]")]
+        return [PlacedPart(TextPart(block.content or ""), param)]
+    return _nested_parts(block.content, f"{param}.content")
 
 
-def _result_text(parts: Sequence[UserPart], *, is_error: bool) -> str:
-    text = "\n".join(part.text if isinstance(part, TextPart) else IMAGE_MARK for part in parts)
+def _nested_parts(blocks: Sequence[ContentBlock], param: str) -> list[PlacedPart]:
+    return [part for index, each in enumerate(blocks) for part in _user_parts(each, f"{param}[{index}]")]
+
+
+def _result_text(parts: Sequence[PlacedPart], *, is_error: bool) -> str:
+    text = "\n".join(part.text if isinstance(part, TextPart) else IMAGE_MARK for part, _ in parts)
     return f"{ERROR_MARK}{text}" if is_error else text
 
 

@@ -158,6 +158,15 @@ async def test_images_of_results_are_seen(seeing_gateway: ToyGateway):
     assert " saw " in read_message(response)["content"][0]["text"]
 
 
+async def test_a_broken_image_of_a_result_is_refused_by_its_place(seeing_gateway: ToyGateway):
+    broken = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": [text("here:"), broken]}
+    turns = [user(text("go")), assistant(CALL), user(result)]
+    response = await seeing_gateway.http.post(PATH, json=build_message_body(messages=turns, model=VL, tools=[WEATHER]))
+
+    assert read_message_error(response)["message"].startswith("messages[2].content[0].content[1].source: ")
+
+
 @pytest.mark.parametrize(
     "source",
     [
