@@ -13,6 +13,8 @@ from omnibus_models.tool_calls import Tool, ToolFormat
 THINK, THINK_END = "<think>", "</think>"
 #: Request parameter for the length of reasoning, and variables of templates that implement it.
 EFFORT = "reasoning_effort"
+#: True if the effort is only a hint, which a model that does not think ignores.
+EFFORT_HINT = "reasoning_effort_hint"
 _THINKING = "enable_thinking"
 #: Template variables for the start of an answer: after the words that open one, or continuing the last message.
 PLACES = frozenset({"add_generation_prompt", "continue_final_message"})
@@ -21,19 +23,19 @@ PLACES = frozenset({"add_generation_prompt", "continue_final_message"})
 def adapt_options(options: PromptOptions, template: str, mark: Callable[[Any], str]) -> PromptOptions:
     """Return ``options`` with the variables of ``template``, texts passed through ``mark``.
 
-    Raises ``BadRequest`` for an effort if the model does not think, and for reserved names, which would change how the
-    template is applied.
+    Raises ``BadRequest`` for an effort if the model does not think, unless it is a hint. Also raises it for reserved
+    names, which would change how the template is applied.
     """
     variables = dict(options.template)
     for name in variables:
         if name in _reserved_names() - PLACES:
             raise BadRequest(f"{name} is not a variable of chat templates; leave it out", param="chat_template_kwargs")
-    effort = variables.get(EFFORT)
+    effort, is_hint = variables.get(EFFORT), variables.pop(EFFORT_HINT, False)
     if effort is not None and EFFORT not in template:
         del variables[EFFORT]
         if _THINKING in template:
             variables.setdefault(_THINKING, effort != "none")
-        elif effort != "none":
+        elif effort != "none" and not is_hint:
             raise BadRequest("this model does not think before it answers; leave reasoning_effort out", param=EFFORT)
     return PromptOptions(_mark_texts(options.tools, mark), _mark_texts(variables, mark))
 

@@ -158,6 +158,12 @@ def test_control_tokens_in_tools_and_arguments_are_text(thinker: Any) -> None:
     assert ids.count(end) == usual.count(end)
 
 
+def test_a_hint_of_an_effort_is_ignored_by_a_model_that_does_not_think(thinker: Any) -> None:
+    hint = {"reasoning_effort": "high", "reasoning_effort_hint": True}
+
+    assert thinker.prompt(TURNS[:1], 0, PromptOptions((), hint)).ids == thinker.prompt(TURNS[:1], 0).ids
+
+
 def test_what_a_template_cannot_obey_is_refused(thinker: Any) -> None:
     with pytest.raises(BadRequest, match="does not think") as caught:
         thinker.prompt(TURNS[:1], 0, PromptOptions((), {"reasoning_effort": "high"}))

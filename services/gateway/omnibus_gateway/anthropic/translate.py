@@ -190,12 +190,13 @@ def _reasoning_fields(request: MessageRequest | CountTokensRequest) -> dict[str,
     fields: dict[str, Any] = {}
     if config is not None and config.effort is not None:
         fields["reasoning_effort"] = "xhigh" if config.effort == "max" else config.effort
+        fields["chat_template_kwargs"] = {"reasoning_effort_hint": True}  # agents send an effort to all models
     if config is not None and config.format is not None:
         fields["response_format"] = tools.JsonSchemaFormat(tools.JsonSchema("answer", config.format.schema))
     if isinstance(thinking, ThinkingDisabled):
         fields["reasoning_effort"] = "none"
     elif isinstance(thinking, ThinkingEnabled):
-        fields["chat_template_kwargs"] = {"enable_thinking": True}
+        fields["chat_template_kwargs"] = {**fields.get("chat_template_kwargs", {}), "enable_thinking": True}
     if isinstance(thinking, ThinkingEnabled | ThinkingAdaptive):
         fields["hides_reasoning"] = thinking.display == "omitted"
     return fields

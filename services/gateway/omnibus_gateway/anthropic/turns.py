@@ -1,7 +1,8 @@
 """Conversion of the turns of a conversation to messages of a chat.
 
 A turn of the user becomes the results of its tools, and then its other blocks as one message. Results are texts, so
-their images follow in that message. Consecutive turns of one role are one message.
+their images follow in that message. Consecutive turns of one role are one message. A system turn in the middle belongs
+to the user's message.
 """
 
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ from omnibus_gateway.openai.tools import FunctionCall, ToolCall
 IMAGE_MARK = "[image]"
 #: Begins the text of a result with ``is_error``.
 ERROR_MARK = "Error: "
+#: Text of a system turn in the middle of a conversation.
+SYSTEM_TURN = "<system>\n{}\n</system>"
 
 
 class MessagePlace(Struct, frozen=True):
@@ -82,7 +85,7 @@ class ChatBuilder:
     def add_turn(self, turn: MessageTurn, param: str) -> None:
         """Add a turn. Raises ``BadRequest`` for blocks that its role cannot have."""
         if turn.role == "system":
-            self.add_system(turn.content, f"{param}.content")
+            self._add_system_turn(turn.content, f"{param}.content")
             return
         blocks = [TextBlock(text=turn.content)] if isinstance(turn.content, str) else turn.content
         place = f"{param}.content"
@@ -91,6 +94,15 @@ class ChatBuilder:
             self._add_user(blocks, params, place)
         else:
             self._add_assistant(blocks, params, place)
+
+    def _add_system_turn(self, content: str | Sequence[ContentBlock], param: str) -> None:
+        """Add a system turn. After the first turn it is text of the user's, as few templates accept it there."""
+        if all(isinstance(message, SystemMessage) for message in self.messages):
+            self.add_system(content, param)
+            return
+        blocks = [TextBlock(text=content)] if isinstance(content, str) else content
+        text = "\n".join(_require_text(block, f"{param}[{index}]") for index, block in enumerate(blocks))
+        self._add_parts([PlacedPart(TextPart(SYSTEM_TURN.format(text)), param)], param)
 
     def _add_user(self, blocks: Sequence[ContentBlock], params: Sequence[str], param: str) -> None:
         parts: list[PlacedPart] = []

@@ -106,7 +106,11 @@ async def test_sampling_is_passed_on(tool_gateway: ToyGateway, caller: Recording
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"enable_thinking": True}),
         ({"thinking": {"type": "disabled"}}, {"reasoning_effort": "none"}),
         ({"thinking": {"type": "adaptive"}}, None),
-        ({"output_config": {"effort": "max"}}, {"reasoning_effort": "xhigh"}),
+        ({"output_config": {"effort": "max"}}, {"reasoning_effort": "xhigh", "reasoning_effort_hint": True}),
+        (
+            {"output_config": {"effort": "low"}, "thinking": {"type": "enabled", "budget_tokens": 1024}},
+            {"reasoning_effort": "low", "reasoning_effort_hint": True, "enable_thinking": True},
+        ),
     ],
 )
 async def test_reasoning_is_an_option_of_the_template(

@@ -44,11 +44,18 @@ async def test_the_system_prompt_comes_first(tool_gateway: ToyGateway, caller: R
     assert messages[1] == {"role": "user", "content": "hi"}
 
 
-async def test_a_system_turn_may_come_later(tool_gateway: ToyGateway, caller: RecordingThinker):
-    turn = {"role": "system", "content": [text("Now be short.")]}
-    messages = await received(tool_gateway, caller, user(text("hi")), turn, user(text("go")))
+@pytest.mark.parametrize("content", ["Be short.", [text("Be short.")]])
+async def test_a_system_turn_in_the_middle_belongs_to_the_user(
+    tool_gateway: ToyGateway, caller: RecordingThinker, content: Any
+):
+    turn = {"role": "system", "content": content}
+    messages = await received(tool_gateway, caller, turn, user(text("hi")), turn, assistant(text("ho")), turn)
 
-    assert [message["role"] for message in messages] == ["user", "system", "user"]
+    assert [message["role"] for message in messages] == ["system", "user", "assistant", "user"]
+    assert messages[1]["content"] == [
+        {"type": "text", "text": "hi"}, {"type": "text", "text": "<system>\nBe short.\n</system>"},
+    ]  # fmt: skip
+    assert messages[3]["content"] == "<system>\nBe short.\n</system>"
 
 
 async def test_consecutive_turns_of_one_role_are_one_message(tool_gateway: ToyGateway, caller: RecordingThinker):
