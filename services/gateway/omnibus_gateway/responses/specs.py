@@ -8,7 +8,6 @@ from omnibus.bus import Bus
 from omnibus.errors import Rejected, TooLarge
 from omnibus.settings import GatewaySettings
 from omnibus.store import ResponseRecord, Store
-from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.media.files import new_secret_id
 from omnibus_gateway.openai.responses import items as wire_items
 from omnibus_gateway.openai.responses.request import ResponseRequest, parse_response_request
@@ -23,7 +22,7 @@ from omnibus_gateway.responses.drawing import ImageDrawer, ImageDrawers
 from omnibus_gateway.responses.history import EarlierItems, HistoryReader
 from omnibus_gateway.responses.log import LogContent, ResponseLog
 from omnibus_gateway.responses.production import ProductionSpec
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tenancy.deferred import LogBudget
 from omnibus_gateway.tenancy.tenant import current_tenant
 
@@ -55,7 +54,7 @@ class ProductionSpecs:
         self._archive = archive
         self.history = HistoryReader(store, settings.history_bytes)
         #: Includes the chats of apps, once there are any.
-        self.chats: Chat | AppChats = chat
+        self.chats: Chats = chat
         #: Chooses the image models of responses, if there are any.
         self.drawers: ImageDrawers | None = None
 

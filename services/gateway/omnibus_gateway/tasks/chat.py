@@ -11,10 +11,11 @@ import inspect
 from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from omnibus.app.protocol import CHAT
 from omnibus.encoding.audio import OPENAI_VOICES
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.plan import ModelPlan
@@ -42,6 +43,19 @@ from omnibus_gateway.tasks.resolve import TaskCache, create_chat_task
 from omnibus_gateway.tasks.schema_check import SchemaCheck
 
 APP = "chat"
+
+
+class Chats(Protocol):
+    """Chats of models of the plan, or of those and of apps."""
+
+    def open_request(self, model: str, seed: int | None = None, pinned_path: str = "") -> ClientRequest:
+        """Open a chat request to ``model``."""
+
+    def is_served_by_app(self, model: str, route: str = CHAT) -> bool:
+        """Return True if an app serves ``model`` on ``route``."""
+
+    async def begin_answer(self, run: ClientRequest, prepared_chat: PreparedChat) -> ChatOutput:
+        """Start the prepared chat ``prepared_chat``; return the streams of the answer."""
 
 
 class PlainChat(NamedTuple):
@@ -101,6 +115,10 @@ class Chat:
         """Return True if the plan has a model, or an adapter's base."""
         plan = self._router.plan
         return plan is not None and self._router.base_model(name) in plan.models
+
+    def is_served_by_app(self, model: str, route: str = CHAT) -> bool:
+        """Return False: the plan has no models of apps."""
+        return False
 
     def _get_model(self, name: str) -> ModelPlan:
         return self._router.get_model(self._router.base_model(name))
