@@ -30,7 +30,7 @@ from omnibus_gateway.http.exchange import PostRoute
 from omnibus_gateway.media.files import MadeFiles
 from omnibus_gateway.openai import completions, embeddings, openapi, rerank, speech, transcriptions
 from omnibus_gateway.openai import images as pictures
-from omnibus_gateway.openai.realtime.client_secrets import CLIENT_SECRETS
+from omnibus_gateway.openai.realtime.session import CLIENT_SECRETS
 from omnibus_gateway.openai.responses import request as response_requests
 from omnibus_gateway.openai.responses.context import COMPACT, INPUT_TOKENS
 from omnibus_gateway.realtime.service import Realtime

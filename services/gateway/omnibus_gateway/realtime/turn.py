@@ -32,7 +32,7 @@ from omnibus_gateway.openai.chat_request import ChatRequest, ImageUrl, Message
 from omnibus_gateway.openai.chat_response import call_id
 from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.realtime.session import RealtimeTool, SessionConfig
-from omnibus_gateway.openai.responses.tools import FlatNamedChoice
+from omnibus_gateway.openai.responses.items import FlatNamedChoice
 from omnibus_gateway.openai.tools import (
     FunctionCall,
     FunctionDefinition,

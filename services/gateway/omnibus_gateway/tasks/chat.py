@@ -20,12 +20,11 @@ from omnibus.encoding.audio import OPENAI_VOICES
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.plan import ModelPlan
 from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
-from omnibus.task.library.choices import ChatChoices, ChatFanOut
+from omnibus.task.library.chat import ChatChoices, ChatFanOut
 from omnibus.task.runtime import run as run_task
 from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from omnibus_gateway.dispatch.streams import Fingerprint
-from omnibus_gateway.files.client_files import ClientFiles
-from omnibus_gateway.files.references import resolve_files
+from omnibus_gateway.files.client_files import ClientFiles, resolve_files
 from omnibus_gateway.media import inspect as openai_media
 from omnibus_gateway.media.fetcher import Fetcher
 from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits
