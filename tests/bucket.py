@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from omnibus.process.parent_death import die_with_parent
+from omnibus.process.tuning import die_with_parent
 
 #: The Python that has moto's server.
 MOTO = Path(__file__).parents[1] / os.environ.get("S3_VENV", ".venv-s3") / "bin" / "python"

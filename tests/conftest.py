@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx._transports.default as http_transports
 import pytest
 
-from omnibus.process.parent_death import die_with_parent
+from omnibus.process.tuning import die_with_parent
 from omnibus.up import infra
 from omnibus.up.infra import InfraServer
 from tests import by_night, checkpoint_cache, measured, parts, slow

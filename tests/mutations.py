@@ -93,7 +93,7 @@ MUTATIONS = [
         "tests/unit/planner/solve",
     ),
     Mutation(
-        f"{_PLANNER}/reconcile/diff.py", "return more + fewer", "return fewer + more", "tests/unit/planner/reconcile"
+        f"{_PLANNER}/reconcile/backend.py", "return more + fewer", "return fewer + more", "tests/unit/planner/reconcile"
     ),
     Mutation(f"{_PLANNER}/rollout/steps.py", "while lacks > 0:", "while lacks > 1:", "tests/unit/planner/rollout"),
     Mutation(

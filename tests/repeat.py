@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from omnibus.process.parent_death import die_with_parent
+from omnibus.process.tuning import die_with_parent
 
 ROOT = Path(__file__).parents[1]
 #: Time limit of one run in seconds; tests have their own limits.

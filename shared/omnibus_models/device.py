@@ -3,10 +3,20 @@
 ``auto`` is the first GPU, or the CPU without one.
 
 See ``omnibus.process.run_module``.
+
+Copies between arrays of the host and tensors of a device.
+
+GPU streams that run an encoder's kernels concurrently with a language model's.
 """
 
 import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from omnibus.errors import BadRequest
 from omnibus.process import run_module
@@ -45,3 +55,52 @@ def describe_device(name: str) -> dict[str, Any]:
 
 if __name__ == "__main__":
     sys.exit(run_module.report_answer(lambda: describe_device(sys.argv[1])))
+
+
+def copy_to_device(arrays: Sequence[np.ndarray], device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    """Return each of ``arrays`` as ``dtype`` on ``device``.
+
+    On a GPU, their memory may be reused afterwards. The GPU reads arrays in pinned memory itself, one copy after the
+    other, and this function waits once for all. Conversions of types happen on the device. On a CPU, an array that
+    needs no conversion shares its memory.
+    """
+    copies = [torch.from_numpy(array).to(device, non_blocking=True) for array in arrays]
+    if copies:
+        finish_copies(device)
+    return [copy.to(dtype) for copy in copies]
+
+
+def copy_to_host(tensor: Tensor) -> np.ndarray:
+    """Return ``tensor`` in host memory, floats as float32; a float32 tensor on a CPU is not copied."""
+    values = tensor.float() if tensor.is_floating_point() else tensor
+    if values.device.type == "cpu":
+        return values.numpy()
+    host = empty_on_host(values.shape, values.dtype, values.device)
+    host.copy_(values, non_blocking=True)
+    finish_copies(values.device)
+    return host.numpy()
+
+
+def empty_on_host(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return host memory that ``device`` writes to directly, see ``finish_copies``.
+
+    For a GPU it is pinned memory that torch reuses. Pages that are new to a process cost many times as much as the
+    copy.
+    """
+    return torch.empty(*shape, dtype=dtype, pin_memory=device.type == "cuda")
+
+
+def finish_copies(device: torch.device) -> None:
+    """Wait until asynchronous copies of ``device`` are complete."""
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+
+
+def own_stream(device: str) -> AbstractContextManager[Any]:
+    """Return a new stream on ``device``: a null context on a CPU.
+
+    It is for one thread, which may enter it repeatedly.
+    """
+    if not device.startswith("cuda"):
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(torch.device(device)))

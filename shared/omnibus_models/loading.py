@@ -20,7 +20,7 @@ from transformers.utils import logging
 from omnibus import errors
 from omnibus.checkpoints.gguf_header import is_gguf
 from omnibus_models import gguf_checkpoint
-from omnibus_models.attention_kernels import share_key_heads
+from omnibus_models.attention import share_key_heads
 from omnibus_models.late_imports import skeletons_on_cpu
 
 M = TypeVar("M", bound=PreTrainedModel)

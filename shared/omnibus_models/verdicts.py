@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from omnibus.checkpoints.report import TrialComparison
-from omnibus.checkpoints.tensor_digests import cache_directory
+from omnibus.checkpoints.safetensors import cache_directory
 
 T = TypeVar("T")
 

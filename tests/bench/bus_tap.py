@@ -25,7 +25,7 @@ from omnibus.bus.messages import Chunk, decode_replies
 from omnibus.bus.nats import NatsBus
 from omnibus.errors import ProtocolError
 from omnibus.graph import Invocation, decode_invocation
-from omnibus.process.parent_death import die_with_parent
+from omnibus.process.tuning import die_with_parent
 from omnibus.settings import BusSettings
 
 AUDIO = "audio"

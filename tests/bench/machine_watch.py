@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from omnibus.process.parent_death import die_with_parent
+from omnibus.process.tuning import die_with_parent
 
 #: Seconds between two looks, and looks between two searches for threads that have begun.
 LOOK_SECONDS, SEARCH_LOOKS = 0.01, 50

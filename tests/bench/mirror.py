@@ -19,8 +19,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from omnibus.canary.candidate import Candidate, OptionChange
-from omnibus.canary.gate import Bounds, GateRules
+from omnibus.canary.candidate import Bounds, Candidate, GateRules, OptionChange
 from omnibus.store import Store
 from tests.bench.cases import MIRROR_P99
 from tests.bench.quotes import FAMILY, MODEL, SETTINGS, read_whole_body, sample_requests, write_times

@@ -28,8 +28,8 @@ from omnibus.cli.profile_apps import make_real_workload
 from omnibus.environment import count_processors
 from omnibus.plan import Plan
 from omnibus.profile import ModelProfile, decode_profile
+from omnibus.profiling.app_profile import ProcessTimes
 from omnibus.profiling.load_generator import ClosedLoop, LoadRequest, LoadStep
-from omnibus.profiling.process_times import ProcessTimes
 from omnibus.profiling.workload import Workload
 from omnibus.settings import StoreSettings
 from omnibus.store import Store

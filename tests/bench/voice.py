@@ -39,7 +39,7 @@ from websockets.asyncio.client import ClientConnection
 
 from omnibus.bus import Bus, Delivery, subjects
 from omnibus.bus.messages import ExecutorStatus
-from omnibus.profiling.engine_stats import read_engine_stats
+from omnibus.profiling.monitor import read_engine_stats
 from tests.bench.cases import FIRST_AUDIO, STEPS_AFTER, VOICE
 from tests.e2e.small.conversations import Conversation
 from tests.e2e.small.streams import MODEL, TIMES

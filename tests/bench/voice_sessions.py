@@ -39,7 +39,7 @@ from typing import Any
 import psutil
 from websockets.asyncio.client import ClientConnection
 
-from omnibus.process.garbage import tune_garbage_collector
+from omnibus.process.tuning import tune_garbage_collector
 from omnibus_models import tiny
 from tests.bench import bus_tap
 from tests.bench.continued import compute_percentile

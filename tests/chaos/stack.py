@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from omnibus.families import catalog
-from omnibus.up.motion import find_forked_pid
+from omnibus.up.watchdog import find_forked_pid
 from omnibus_models import tiny
 from tests.e2e.system import OMNI, ROOT, VL, System, declare_model
 

@@ -24,7 +24,7 @@ IMPORT_OF_OPENER = re.compile(
 )
 #: File to what it connects to. Media of clients are fetched by ``services/gateway/omnibus_gateway/media/fetcher.py`` alone, on plain sockets.
 MAY_OPEN = {
-    "shared/omnibus/up/probes.py": "the gateway that it started",
+    "shared/omnibus/up/health.py": "the gateway that it started",
     "shared/omnibus/cli/gateway.py": "the gateway that was named",
     "services/planner/omnibus_planner/reconcile/kube_client.py": "the cluster's API server",
 }

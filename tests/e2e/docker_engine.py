@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from omnibus.process.parent_death import die_with_parent
+from omnibus.process.tuning import die_with_parent
 
 BASE_IMAGE = "python:3.11-slim-bookworm"
 _ENGINE_UP_WITHIN = 60.0  # seconds

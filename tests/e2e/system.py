@@ -26,19 +26,19 @@ import psutil
 from omnibus.bus import messages, subjects
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.nats import NatsBus
-from omnibus.cluster.desired import replica_counts
+from omnibus.cluster.presence import replica_counts
 from omnibus.families import catalog
-from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import PACKAGE_PATH
+from omnibus.process.tuning import die_with_parent
 from omnibus.recording.records import split_records
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus.tensors.client import TensorClient
 from omnibus.up import runs
-from omnibus.up.motion import find_forked_pid
 from omnibus.up.nodes import sidecar_name
 from omnibus.up.shm import SHARED_MEMORY
 from omnibus.up.stack import APP_ERRORS, STORE_SECRET
+from omnibus.up.watchdog import find_forked_pid
 from omnibus_planner.declared.declarations_file import build_static_plans
 from omnibus_planner.declared.model import DeclaredModel
 from tests.e2e import warm

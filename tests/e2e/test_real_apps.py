@@ -20,7 +20,7 @@ import pytest
 from omnibus.bus import subjects
 from omnibus.cli import demo_real
 from omnibus.cli.demo_media import draw_receipt
-from omnibus.cluster.desired import replica_counts
+from omnibus.cluster.presence import replica_counts
 from omnibus.process.spec import PACKAGE_PATH
 from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile, encode_profile
 from omnibus.up.real_models import REAL_APPS, REAL_MODELS, real_models, real_settings

@@ -28,14 +28,15 @@ from omnibus.cli import main as run_command
 from omnibus.cli import up
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.process import run_module
-from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import PACKAGE_PATH, ProcessSpec, python_command
+from omnibus.process.tuning import die_with_parent
 from omnibus.settings import read_settings
-from omnibus.up import executor_specs, fork_client, stack
+from omnibus.up import executors as executor_specs
+from omnibus.up import fork_client, stack
 from omnibus.up.fork_server import can_fork_executors
 from omnibus.up.fork_servers import EXECUTOR_MODULES, EXECUTORS, SERVICE_MODULES
-from omnibus.up.motion import find_forked_pid
 from omnibus.up.stack import Stack
+from omnibus.up.watchdog import find_forked_pid
 
 if TYPE_CHECKING:
     import pytest

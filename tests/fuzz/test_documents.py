@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibus import api_key, app_record, graph, plan, profile
-from omnibus.app import array_codec, framing, protocol
+from omnibus.app import protocol
+from omnibus.app import protocol as array_codec
+from omnibus.app import transport as framing
 from omnibus.app.routes import ROUTES
 from omnibus.bus import media_messages, messages
 from omnibus.errors import BadRequest, ProblemDetails, ProtocolError
@@ -25,7 +27,7 @@ from omnibus.plan import Plan
 from omnibus.recording import dead_letters, records
 from omnibus.store import JobRecord
 from omnibus.up import fork_client
-from omnibus_gateway.apps import output_buffer
+from omnibus_gateway.apps import graph_submission as output_buffer
 from omnibus_gateway.dispatch import retention as capture
 from omnibus_gateway.request import continuing as event_ids
 from omnibus_gateway.videos import job_payload

@@ -18,8 +18,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import PACKAGE_PATH
+from omnibus.process.tuning import die_with_parent
 from omnibus.up import infra
 from tests.nodes.namespaces import BUS, DATA, Node, Switch, last_descendant
 

@@ -22,7 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from omnibus.process.parent_death import die_with_parent
+from omnibus.process.tuning import die_with_parent
 
 BUS, DATA = "bus", "data"
 _SUBNETS = {BUS: "10.199.1", DATA: "10.199.2"}

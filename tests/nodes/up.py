@@ -18,8 +18,8 @@ from omnibus.cli import up
 from omnibus.process.spec import ProcessSpec, python_command
 from omnibus.up import fork_client, infra
 from omnibus.up.fork_servers import EXECUTOR_MODULES, EXECUTORS
+from omnibus.up.health import wait_for_socket
 from omnibus.up.nodes import Nodes
-from omnibus.up.probes import wait_for_socket
 from omnibus.up.stack import Stack
 from tests.nodes.namespaces import BUS, DATA
 

@@ -7,7 +7,7 @@ import torch
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.tensors.memory import MemoryRange
 from omnibus_engines.pinned_memory import pin_memory
-from omnibus_models.device_copy import copy_to_device
+from omnibus_models.device import copy_to_device
 from tests.unit.sidecar.node import PATIENCE, connect_client, make_deadline, run_sidecar, wait_until
 
 _PORTABLE, _PORTABLE_READ_ONLY = 1, 9

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from omnibus.checkpoints.adapter_source import describe_adapter
+from omnibus.checkpoints.adapters import describe_adapter
 from omnibus.errors import BadRequest, Fatal, NotFound
 from omnibus_llm.vllm.runner import VllmRunner
 from tests.lora import merge_adapter, widen_adapter, write_adapter

@@ -41,7 +41,7 @@ from omnibus.executor.step_budget import (
 from omnibus_encoder.embedding_cache import EmbeddingCache, EncoderIdentity, EncoderResult, PartEncoder, SaltedItem
 from omnibus_engines.component import ComponentSource, Hosted, by_size, run_in_pool
 from omnibus_models.contract import MediaEncoder, Prepared
-from omnibus_models.device_copy import copy_to_host
+from omnibus_models.device import copy_to_host
 from omnibus_models.limits import CANCELLED
 
 _IMAGE_SIDE_PIXELS = 448  # about the size of images on web pages

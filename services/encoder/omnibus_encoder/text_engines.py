@@ -25,7 +25,7 @@ from omnibus.executor.runner import Item, Job
 from omnibus_encoder.media_encoder import Batcher, EncodeSettings
 from omnibus_engines.component import ComponentSource, Hosted, M, by_size, run_in_pool
 from omnibus_models.contract import Encoded, Prepared, TextEmbedder, TextEncoder, TextReranker, Thinker
-from omnibus_models.device_copy import copy_to_host
+from omnibus_models.device import copy_to_host
 from omnibus_models.llama_cpp import library
 
 

@@ -15,9 +15,9 @@ import torch
 
 from omnibus.errors import StageUnavailable
 from omnibus.executor.job_clock import ChargedJobs, ComputeBill, Stopwatch, charged_jobs
-from omnibus_models import cuda_stream
-from omnibus_models.attention_kernels import avoid_planned_kernels
+from omnibus_models.attention import avoid_planned_kernels
 from omnibus_models.contract import ModelComponent
+from omnibus_models.device import own_stream
 from omnibus_models.families import load_family as find
 
 P = ParamSpec("P")
@@ -65,7 +65,7 @@ class Compute:
         self._calls, self._has_helpers = 0, threads != 1
         self._idle: asyncio.TimerHandle | None = None
         self._pool = ThreadPoolExecutor(1, name, torch.set_num_threads, (threads,))
-        self._stream = cuda_stream.own_stream(device)
+        self._stream = own_stream(device)
 
     async def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self._calls += 1

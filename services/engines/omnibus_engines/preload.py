@@ -20,7 +20,7 @@ from omnibus.executor.settings import ExecutorSettings, float_dtype
 from omnibus.settings import read_settings
 from omnibus_engines.component import PRELOADED, ComponentSource, file_stamps
 from omnibus_models import families, late_imports
-from omnibus_models.attention_kernels import avoid_planned_kernels
+from omnibus_models.attention import avoid_planned_kernels
 
 #: Most bytes of weights of a model that the fork server loads. Larger ones are loaded side by side by their executors.
 MAX_BYTES = 64 << 20

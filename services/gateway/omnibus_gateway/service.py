@@ -16,8 +16,7 @@ from omnibus.bus.nats import NatsBus
 from omnibus.cluster.nodes import NodeDirectory
 from omnibus.cluster.presence import follow_events
 from omnibus.errors import Fatal
-from omnibus.process.descriptors import raise_descriptor_limit
-from omnibus.process.garbage import tune_garbage_collector
+from omnibus.process.tuning import raise_descriptor_limit, tune_garbage_collector
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, read_settings
 from omnibus.store import Store
@@ -32,7 +31,7 @@ from omnibus_gateway.console.recorder import HistoryRecorder
 from omnibus_gateway.console.routes import Console
 from omnibus_gateway.dispatch.dispatcher import Dispatcher
 from omnibus_gateway.files.client_files import ClientFiles
-from omnibus_gateway.files.file_objects import open_made_files
+from omnibus_gateway.files.object_storage import open_made_files
 from omnibus_gateway.http.connection import ConnectionLimits
 from omnibus_gateway.http.response import OpenRequests
 from omnibus_gateway.http.server import GatewayServer, create_server
@@ -54,12 +53,11 @@ from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.plan_follower import PlanFollower
 from omnibus_gateway.routing.replicas import Nearness
 from omnibus_gateway.routing.router import Router
-from omnibus_gateway.shadow.mirror import CandidateMirror
-from omnibus_gateway.shadow.spare_room import waiting_counter
+from omnibus_gateway.shadow.mirror import CandidateMirror, waiting_counter
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tenancy.tenant import tenant_account
-from omnibus_gateway.videos.copies import VIDEO
 from omnibus_gateway.videos.service import Videos
+from omnibus_gateway.videos.storage import VIDEO
 
 log = logging.getLogger(__name__)
 

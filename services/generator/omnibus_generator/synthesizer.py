@@ -12,7 +12,7 @@ from omnibus_engines.component import ComponentSource, Hosted
 from omnibus_engines.vocoder_calls import unpack_call
 from omnibus_generator.vocoder import piece_sizes
 from omnibus_models.contract import Synthesizer, VocoderCall
-from omnibus_models.device_copy import copy_to_host
+from omnibus_models.device import copy_to_host
 
 #: Most frames of codes in a piece.
 _MOST_FRAMES = 48

@@ -32,7 +32,7 @@ from omnibus.executor.tenant_order import NO_TENANT, TenantOrder, TenantShare
 from omnibus.tensors.handle import RESUMED_AT
 from omnibus_engines.component import ComponentSource, Hosted
 from omnibus_models.contract import Code, Vocoder, Vocoding
-from omnibus_models.device_copy import copy_to_host
+from omnibus_models.device import copy_to_host
 
 #: Audio in the first pieces. Talkers send their codes in such batches, which are multiples of ``_BATCH_CODES``.
 _FIRST_CHUNK_SECONDS = 0.24

@@ -17,10 +17,9 @@ from omnibus.app_record import AppRecord
 from omnibus.bus import subjects
 from omnibus.bus.messages import ModelGrowth, PlanEvent
 from omnibus.bus.nats import NatsBus
-from omnibus.canary.overlay import without_candidate
+from omnibus.canary.candidate import without_candidate
 from omnibus.cells import merge_cells
-from omnibus.cluster.desired import replica_counts
-from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
+from omnibus.cluster.presence import GatewayPlans, ReadyExecutors, replica_counts
 from omnibus.errors import BadRequest, BusUnavailable, ProtocolError, StoreUnavailable
 from omnibus.metrics import PLANNER
 from omnibus.plan import ModelPlan, Plan
@@ -36,9 +35,8 @@ from omnibus_planner.declared.shared_processes import APPS, share_processes
 from omnibus_planner.jetstream_metrics import StreamMetrics
 from omnibus_planner.optimize.cell_plans import divide_into_cells, reroute_pools
 from omnibus_planner.optimize.job import PlanningJob
-from omnibus_planner.rollout.reasons import describe_app_changes
 from omnibus_planner.rollout.rollout import PlanRollout
-from omnibus_planner.rollout.target import PlanTarget
+from omnibus_planner.rollout.transition_plan import PlanTarget, describe_app_changes
 from omnibus_planner.score.scorer import PlanScorer
 
 

@@ -17,8 +17,7 @@ from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from omnibus.app import App
 from omnibus.app.module_loader import UPLOAD, load_module
 from omnibus.app.protocol import CHAT, JSON, Description
-from omnibus.app.responses import ChatAnswer
-from omnibus.app.routes import ROUTES, AppRoute, route_modalities
+from omnibus.app.routes import ROUTES, AppRoute, ChatAnswer, route_modalities
 from omnibus.app_record import AppModel, AppSource, TaskRecord
 from omnibus.errors import BadRequest
 from omnibus.task import ChatInput, ChatOutput, CompositeTask, Result, Stream, TaskOutput, UnitTask, tasks_of

@@ -9,11 +9,19 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from omnibus.app import framing, protocol, responses
-from omnibus.app.array_codec import pack_items, unpack_items
+from omnibus.app import protocol
 from omnibus.app.introspect import AppFunction, LoadedApp
-from omnibus.app.routes import ROUTES, AppRoute
-from omnibus.app.transport import WorkerLink
+from omnibus.app.protocol import pack_items, unpack_items
+from omnibus.app.routes import (
+    ROUTES,
+    AppRoute,
+    direct_source,
+    encode_answer,
+    iterate_items,
+    parse_request,
+    route_outputs,
+)
+from omnibus.app.transport import WorkerLink, counted_bytes, encode_message
 from omnibus.concurrency import gather_calls
 from omnibus.errors import AppFailed, DeadlineExceeded, OmnibusError, TooLarge, from_problem
 from omnibus.plan import choice_point
@@ -75,7 +83,7 @@ class ServeRequest:
 
     def _encode_submission(self, segment: Segment, step: int) -> bytes:
         try:
-            return framing.encode_message(protocol.Submit(self.id, step, segment))
+            return encode_message(protocol.Submit(self.id, step, segment))
         except TooLarge as error:
             text = f"a graph of {len(segment.nodes)} calls is too large: reduce loops, or split the request"
             raise TooLarge(f"{text} ({error.message})") from error
@@ -110,7 +118,7 @@ class ServeRequest:
 
     async def run(self) -> None:
         """Serve the request. Its last message is one ``RequestEnd`` or ``RequestFailed``."""
-        self._link.send(framing.encode_message(await self._final_message()))
+        self._link.send(encode_message(await self._final_message()))
         self._over = True
         for step in self._segments:
             self.resolve_submission(step, _request_over_error())
@@ -157,17 +165,17 @@ class ServeRequest:
     async def _call_serve(self) -> None:
         kind = self._order.kind
         function = self._app.functions[kind]
-        answer = function.call(responses.parse_request(function.request, self._order.body))
+        answer = function.call(parse_request(function.request, self._order.body))
         if hasattr(answer, "__aiter__"):
             await self._send_parts(answer, function)
             return
         answer = await answer
         if kind != protocol.JSON:
-            await self._send_outputs(ROUTES[kind], responses.route_outputs(ROUTES[kind], answer))
+            await self._send_outputs(ROUTES[kind], route_outputs(ROUTES[kind], answer))
         elif function.streams:
             await self._send_parts(answer, function)
         else:
-            body = await responses.encode_answer(function.response, answer)
+            body = await encode_answer(function.response, answer)
             self._link.send(_encode_frame(protocol.ServeAnswer(self.id, body)))
 
     async def _send_parts(self, answer: Any, function: AppFunction) -> None:
@@ -176,31 +184,29 @@ class ServeRequest:
         async with aclosing(_iterate_closing(answer)) as parts:
             async for part in parts:
                 await self._send_with_backpressure(
-                    protocol.AnswerPart(self.id, await responses.encode_answer(function.response, part))
+                    protocol.AnswerPart(self.id, await encode_answer(function.response, part))
                 )
 
     async def _send_outputs(self, route: AppRoute, outputs: dict[str, Any]) -> None:
         refs = {}
         for name, value in outputs.items():
-            source = responses.direct_source(route, name, value)
+            source = direct_source(route, name, value)
             if isinstance(source, PipeSource) and source.untouched:
                 refs[name] = source.place
-        self._link.send(
-            _encode_frame(protocol.ServeAnswer(self.id, await responses.encode_answer(None, list(outputs)), refs))
-        )
+        self._link.send(_encode_frame(protocol.ServeAnswer(self.id, await encode_answer(None, list(outputs)), refs)))
         computed_outputs = {name: value for name, value in outputs.items() if name not in refs}
         await gather_calls(*(self._send_output(route, name, value) for name, value in computed_outputs.items()))
 
     async def _send_output(self, route: AppRoute, name: str, value: Any) -> None:
-        async with aclosing(_iterate_closing(responses.iterate_items(route.parts[name], name, value))) as items:
+        async with aclosing(_iterate_closing(iterate_items(route.parts[name], name, value))) as items:
             async for item in items:
                 await self._send_with_backpressure(protocol.Give(self.id, name, pack_items([item])))
-        self._link.send(framing.encode_message(protocol.Give(self.id, name, (), ended=True)))
+        self._link.send(encode_message(protocol.Give(self.id, name, (), ended=True)))
 
     async def _send_with_backpressure(self, message: protocol.WorkerMessage) -> None:
         """Send a part when the window has space. A slow client thus slows only its own request."""
         frame = _encode_frame(message)
-        nbytes = framing.counted_bytes(frame)
+        nbytes = counted_bytes(frame)
         while self._ahead and self._ahead + nbytes > protocol.WINDOW_BYTES:
             self._room.clear()
             await self._room.wait()
@@ -231,7 +237,7 @@ class PipeSource:
         while not self._ready and not self._ended:
             if not self._requested:
                 self._requested = True
-                self._link.send(framing.encode_message(protocol.Read(self._request, *self.place)))
+                self._link.send(encode_message(protocol.Read(self._request, *self.place)))
             self._arrival = asyncio.get_running_loop().create_future()
             await self._arrival
         if not self._ready and self._failure is not None:
@@ -263,7 +269,7 @@ def _request_over_error() -> DeadlineExceeded:
 
 def _encode_media(message: protocol.PlaceMedia) -> bytes:
     try:
-        return framing.encode_message(message)
+        return encode_message(message)
     except TooLarge:
         raise TooLarge(
             f"a file of {len(message.data)} bytes is too large: it must have at most {protocol.MAX_MEDIA_BYTES}",
@@ -273,7 +279,7 @@ def _encode_media(message: protocol.PlaceMedia) -> bytes:
 
 def _encode_frame(message: protocol.WorkerMessage) -> bytes:
     try:
-        return framing.encode_message(message)
+        return encode_message(message)
     except TooLarge as error:
         raise AppFailed(f"`serve` returned too much at once: {error.message}") from error
 

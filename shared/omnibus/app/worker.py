@@ -15,14 +15,14 @@ from typing import Any
 
 import uvloop
 
-from omnibus.app import framing, protocol
+from omnibus.app import protocol
 from omnibus.app.introspect import LoadedApp, load_app
 from omnibus.app.module_loader import UPLOAD
 from omnibus.app.request import ServeRequest
 from omnibus.app.sandbox import die_with_parent, restrict_process
-from omnibus.app.transport import WorkerLink
+from omnibus.app.transport import WorkerLink, encode_message, read_load_message, to_worker
 from omnibus.errors import OmnibusError, from_problem
-from omnibus.process.garbage import tune_garbage_collector
+from omnibus.process.tuning import tune_garbage_collector
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ class AppWorker:
     async def serve_until_stopped(self, end: socket.socket) -> None:
         """Report that the app is ready, and serve until ``StopWorker``."""
         self._link = await WorkerLink.open(end, self._handle_message, self._on_link_lost)
-        self._link.send(framing.encode_message(protocol.AppReady(self._app.description)))
+        self._link.send(encode_message(protocol.AppReady(self._app.description)))
         await self._stop.wait()
         for task in self._tasks.values():
             task.cancel()
@@ -64,7 +64,7 @@ class AppWorker:
         self._link.close()
 
     def _handle_message(self, body: bytes) -> None:
-        message = framing.to_worker(body)
+        message = to_worker(body)
         self._on[type(message)](message)
 
     def _on_link_lost(self, error: OmnibusError | None) -> None:
@@ -84,11 +84,11 @@ class AppWorker:
         self._requests.pop(id, None)
         self._tasks.pop(id, None)
         if task.cancelled() and self._link is not None:  # cancelled before its first step, so it sent no end
-            self._link.send(framing.encode_message(protocol.RequestEnd(id)))
+            self._link.send(encode_message(protocol.RequestEnd(id)))
 
     def _send_pong(self) -> None:
         if self._link is not None:
-            self._link.send(framing.encode_message(protocol.Pong()))
+            self._link.send(encode_message(protocol.Pong()))
 
     def _on_submitted(self, message: protocol.Submitted) -> None:
         if message.id in self._requests:
@@ -124,13 +124,13 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     end = socket.socket(fileno=int(arguments[0]))
     end.set_inheritable(False)
-    order = framing.read_load_message(end)
+    order = read_load_message(end)
     if order is None:
         return 1  # the gateway died meanwhile
     try:
         app = _load_app(order, end.fileno())
     except OmnibusError as error:
-        end.sendall(framing.encode_message(protocol.Broken(error.to_problem())))
+        end.sendall(encode_message(protocol.Broken(error.to_problem())))
         return 1
     tune_garbage_collector()
     uvloop.run(AppWorker(app, order.show_errors).serve_until_stopped(end))

@@ -1,17 +1,30 @@
 """LoRA adapters in the format of PEFT: ``adapter_config.json`` and the header of ``adapter_model.safetensors``.
 
 Reads no weights, and needs no library.
+
+LoRA adapters in GGUF files, for models in GGUF files.
+
+llama.cpp applies them. Reads no weights.
+
+LoRA adapters that are loaded at run time, from one allowed directory.
+
+A source has the path of an adapter below that directory, so machines may have it at different places. It also has the
+digest of the adapter's files: after a change of the files, it is another adapter.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from omnibus.checkpoints import safetensors
-from omnibus.checkpoints.gguf_header import is_gguf
-from omnibus.errors import BadRequest
+from omnibus.checkpoints.gguf_header import GgufHeader, is_gguf, read_gguf_header
+from omnibus.checkpoints.safetensors import TensorHeader
+from omnibus.errors import BadRequest, Conflict, Forbidden
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 #: Prefix of the names of an adapter's weights, and suffixes of its two matrices.
@@ -155,3 +168,128 @@ def _compare_targets(targets: Any, modules: Mapping[str, Any]) -> None:
 def _list_names(names: list[str]) -> str:
     more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
     return ", ".join(names[:_MAX_NAMED]) + more
+
+
+#: Suffixes of the names of an adapter's two matrices.
+_DOWN_SUFFIX, _UP_SUFFIX = ".lora_a", ".lora_b"
+_EMBEDDING = "token_embd.weight"
+_INVOCATION = "adapter.alora.invocation_tokens"
+
+
+def require_fitting_adapter(file: Path, checkpoint: Path) -> None:
+    """Raise ``BadRequest`` unless ``file`` is a LoRA adapter for ``checkpoint``.
+
+    Both are GGUF files.
+    """
+    if not is_gguf(file):
+        raise BadRequest(
+            f"adapter {file} is not a GGUF file, the only format of adapters on llama.cpp: convert it with llama.cpp's "
+            "convert_lora_to_gguf.py, or use omnibus_engines:transformers"
+        )
+    try:
+        adapter = read_gguf_header(file)
+        _require_lora(adapter)
+        model = read_gguf_header(checkpoint)
+        if adapter.architecture != model.architecture:
+            raise BadRequest(
+                f"it is for the architecture {adapter.architecture!r}, and {model.path.name} is {model.architecture!r}"
+            )
+        for name in _adapted_tensors(adapter):
+            _compare_shapes(name, adapter.tensors, model)
+    except BadRequest as error:
+        raise BadRequest(f"adapter {file}: {error.message}") from error
+
+
+def _require_lora(adapter: GgufHeader) -> None:
+    kind, lora_type = adapter.metadata.get("general.type"), adapter.metadata.get("adapter.type")
+    if kind != "adapter":
+        raise BadRequest(f"it is a GGUF file of the type {kind or 'model'!r}, not an adapter")
+    if lora_type != "lora" or _INVOCATION in adapter.metadata:
+        kind = "aLoRA" if lora_type == "lora" else repr(lora_type)
+        raise BadRequest(f"it is an adapter of the type {kind}; only LoRA is supported")
+    if not isinstance(adapter.metadata.get("adapter.lora.alpha"), float):
+        raise BadRequest("its metadata lack adapter.lora.alpha: convert it again")
+
+
+def _adapted_tensors(adapter: GgufHeader) -> list[str]:
+    """Return the names of the model's tensors that the adapter changes."""
+    if not adapter.tensors:
+        raise BadRequest("it has no weights")
+    if odd := next((name for name in adapter.tensors if not name.endswith((_DOWN_SUFFIX, _UP_SUFFIX))), ""):
+        raise BadRequest(f"it contains {odd}, which is not a LoRA matrix")
+    names = sorted({name.removesuffix(_DOWN_SUFFIX).removesuffix(_UP_SUFFIX) for name in adapter.tensors})
+    if _EMBEDDING in names:
+        raise BadRequest("it adapts embeddings, which is not supported: merge it into its model")
+    return names
+
+
+def _compare_shapes(name: str, tensors: Mapping[str, TensorHeader], model: GgufHeader) -> None:
+    down, up, own = tensors.get(name + _DOWN_SUFFIX), tensors.get(name + _UP_SUFFIX), model.tensors.get(name)
+    if down is None or up is None:
+        raise BadRequest(f"it has only one of the two matrices of {name}")
+    if own is None:
+        raise BadRequest(f"it adapts {name}, which {model.path.name} lacks: it was trained on another model")
+    expected = own.shape if len(own.shape) > 1 else ()
+    if len(down.shape) < 2 or (*up.shape[:-1], *down.shape[-1:]) != expected or up.shape[-1] != down.shape[-2]:
+        raise BadRequest(
+            f"its matrices of {name} are {list(down.shape)} and {list(up.shape)}, and {model.path.name} has "
+            f"{list(own.shape)}: it was trained on another model"
+        )
+
+
+_FILES = (CONFIG_FILE, WEIGHTS_FILE)
+
+
+class AdapterSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Adapter by path and digest. ``path`` is below the allowed directory, ``sha256`` is that of its files in hex."""
+
+    path: str
+    sha256: str
+
+
+def describe_adapter(path: str, root: str, setting: str) -> tuple[AdapterSource, LoraAdapter]:
+    """Return the source of the adapter at ``path``, and its header. Reads all its files.
+
+    ``path`` is absolute or relative to ``root``. Raises ``Forbidden`` that names ``setting`` if no directory or another
+    one is allowed. Raises ``BadRequest`` if the files are not an adapter, or not a supported one.
+    """
+    directory = _resolve_directory(path, root, setting)
+    adapter = read_adapter(directory)
+    return AdapterSource(str(directory.relative_to(Path(root).resolve())), _compute_digest(directory)), adapter
+
+
+def open_adapter(name: str, source: AdapterSource, root: str, setting: str) -> LoraAdapter:
+    """Return the header of the adapter ``name`` at ``source``. Reads all its files.
+
+    Raises as ``describe_adapter``, and ``Conflict`` if its files changed after it was loaded.
+    """
+    current, adapter = describe_adapter(source.path, root, setting)
+    if current.sha256 != source.sha256:
+        raise Conflict(f"the files of the adapter {name!r} have changed since it was loaded: load it again")
+    return adapter
+
+
+def _resolve_directory(path: str, root: str, setting: str) -> Path:
+    """Return the directory of an adapter, with links resolved. It and its files must be below ``root``."""
+    if not root:
+        raise Forbidden(f"adapters cannot be loaded at run time: set {setting} to their directory")
+    base = Path(root).resolve()
+    try:
+        directory = (base / path).resolve()
+        inside = all(each.resolve().is_relative_to(base) for each in (directory, *(directory / one for one in _FILES)))
+        there = directory.is_dir()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, or links in a circle
+        inside, there = True, False
+    if not inside:
+        raise Forbidden(f"{path[:80]!r} is not below {setting}", param="lora_path")
+    if not there:
+        raise BadRequest(f"unknown directory {path[:80]!r} below {setting}", param="lora_path")
+    return directory
+
+
+def _compute_digest(directory: Path) -> str:
+    whole = hashlib.sha256()
+    for name in _FILES:
+        with (directory / name).open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()

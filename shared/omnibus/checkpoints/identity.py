@@ -2,7 +2,7 @@
 
 The identity is read from a checkpoint's files without loading them. It consists of names, types, shapes and bytes of
 the component's tensors. For an encoder, it includes the settings that change how it encodes media. Tensors that differ
-in names or shapes are never read. Digests of bytes are kept (``omnibus.checkpoints.tensor_digests``), so a later start
+in names or shapes are never read. Digests of bytes are kept (``omnibus.checkpoints.safetensors``), so a later start
 does not read them again.
 """
 
@@ -14,8 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from omnibus.checkpoints.safetensors import find_weight_files
-from omnibus.checkpoints.tensor_digests import StoredTensor, read_stored_tensors, tensor_digests
+from omnibus.checkpoints.safetensors import StoredTensor, find_weight_files, read_stored_tensors, tensor_digests
 from omnibus.errors import BadRequest
 
 #: Prefixes of the fields of a configuration that change how an encoder encodes media.

@@ -14,8 +14,9 @@ from typing import Any
 import msgspec
 
 import omnibus
-from omnibus.app import framing, protocol
+from omnibus.app import protocol
 from omnibus.app.module_loader import DIRECTORY, IMPORT, UPLOAD
+from omnibus.app.transport import Frames, encode_message, from_worker
 from omnibus.app_record import AppSource
 from omnibus.cli import app_target
 from omnibus.cli.format.tables import field_lines
@@ -138,7 +139,7 @@ def _load_in_worker(source: AppSource, text: str) -> protocol.Description:
         with subprocess.Popen(argv, pass_fds=[worker_end.fileno()], env=_worker_environment(), **_NO_STDIO) as worker:
             worker_end.close()
             try:
-                local_end.sendall(framing.encode_message(protocol.LoadApp(source, text)))
+                local_end.sendall(encode_message(protocol.LoadApp(source, text)))
                 return _read_worker_answer(local_end)
             except TimeoutError:
                 raise DeadlineExceeded(f"{source.module} did not load within {LOAD_TIMEOUT_SECONDS:g} s") from None
@@ -157,7 +158,7 @@ def _worker_environment() -> dict[str, str]:
 
 
 def _read_worker_answer(local_end: socket.socket) -> protocol.Description:
-    frames, body = framing.Frames(), b""
+    frames, body = Frames(), b""
     while not body:
         try:
             data = local_end.recv(1 << 16)
@@ -166,7 +167,7 @@ def _read_worker_answer(local_end: socket.socket) -> protocol.Description:
         if not data:
             raise BadRequest("the app ended its process while it was loaded")
         body = next(iter(frames.feed(data)), b"")
-    message = framing.from_worker(body)
+    message = from_worker(body)
     if isinstance(message, protocol.Broken):
         raise from_problem(message.problem)
     if not isinstance(message, protocol.AppReady):

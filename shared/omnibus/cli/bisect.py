@@ -16,8 +16,7 @@ from omnibus.cli import plans
 from omnibus.cli.format.tables import table_lines
 from omnibus.cli.invocations import REPLAY_IDLE_SECONDS, connect_bus
 from omnibus.cli.output import print_json, report_not_compared
-from omnibus.cluster.desired import ExecutorKind, replica_counts
-from omnibus.cluster.presence import ReadyExecutors
+from omnibus.cluster.presence import ExecutorKind, ReadyExecutors, replica_counts
 from omnibus.errors import BadRequest, OmnibusError
 from omnibus.graph import Invocation, encode_invocation
 from omnibus.recording import records

@@ -9,9 +9,20 @@ from typing import Any
 
 import msgspec
 
-from omnibus.canary.candidate import Candidate, OptionChange, check_candidate
-from omnibus.canary.gate import DIFFERED, FAILED, PAIRS, SERVED, SERVED_FAILED, SLOWER, GateRules
-from omnibus.canary.overlay import overlay_model, without_candidate
+from omnibus.canary.candidate import (
+    DIFFERED,
+    FAILED,
+    PAIRS,
+    SERVED,
+    SERVED_FAILED,
+    SLOWER,
+    Candidate,
+    GateRules,
+    OptionChange,
+    check_candidate,
+    overlay_model,
+    without_candidate,
+)
 from omnibus.cli import plans
 from omnibus.cli.format.tables import table_lines
 from omnibus.cli.output import print_json

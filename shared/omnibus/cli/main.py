@@ -9,18 +9,15 @@ from functools import partial
 from typing import Any
 
 from omnibus import __version__
-from omnibus.cli import (
-    access,
-    backup_arguments,
-    canary_arguments,
-    help_texts,
-    lab,
-    models_arguments,
-    record_commands,
-    runs,
-    serve_arguments,
-    size,
-    whatif,
+from omnibus.cli import access, help_texts, lab, record_commands, runs, size, whatif
+from omnibus.cli.arguments import (
+    add_adapters_command,
+    add_app_canary_arguments,
+    add_backup_commands,
+    add_bisect_command,
+    add_canary_command,
+    add_models_command,
+    add_serve_command,
 )
 from omnibus.cli.os_errors import PIPE_CLOSED_EXIT_CODE, explain_os_error, ignore_closed_pipe
 from omnibus.cli.output import USAGE, add_output_options, print_error
@@ -118,25 +115,25 @@ def _build_parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="omnibus", description="Serve any-to-any multimodal models on a message bus.")
     parser.add_argument("--version", action="version", version=f"omnibus {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", required=True, metavar="COMMAND")
-    serve_arguments.add_serve_command(commands)
+    add_serve_command(commands)
     _add_up(commands)
     _add_demo(commands)
     record_commands.add_record_commands(commands)
-    canary_arguments.add_bisect_command(commands)
+    add_bisect_command(commands)
     _add_dead_letters(commands)
     _add_top(commands)
     _add_app(commands)
     _add_plan(commands)
-    canary_arguments.add_canary_command(commands)
+    add_canary_command(commands)
     whatif.add_whatif_command(commands)
     lab.add_lab_command(commands)
     size.add_size_command(commands)
-    models_arguments.add_models_command(commands)
-    models_arguments.add_adapters_command(commands)
+    add_models_command(commands)
+    add_adapters_command(commands)
     _add_profile(commands)
     runs.add_run_commands(commands)
     access.add_access_commands(commands, parser)
-    backup_arguments.add_backup_commands(commands)
+    add_backup_commands(commands)
     runs.add_run_options(parser)
     help_texts.add_help_texts(parser)
     return parser
@@ -247,7 +244,7 @@ def _add_app(commands: Any) -> None:
     for command in (register, update, check):
         command.add_argument("target", nargs="?", help="a module, or a Python file below the directory of apps")
         command.add_argument("--upload", metavar="FILE", help="a file whose text is sent; its code runs restricted")
-    canary_arguments.add_app_canary_arguments(register, update)
+    add_app_canary_arguments(register, update)
     check.add_argument("--request", metavar="JSON", help="the request to draw the graph for (default: one is made up)")
     run.add_argument("target", help="a Python file, or a module")
     for command in (invoke, run):

@@ -13,9 +13,8 @@ from omnibus.cli.format import plan as plan_format
 from omnibus.cli.format.score import score_lines
 from omnibus.cli.format.tables import table_lines
 from omnibus.cli.output import print_json, print_names
-from omnibus.cluster.desired import ExecutorKind, replica_counts
 from omnibus.cluster.monitor.plan_diff import plan_differences
-from omnibus.cluster.presence import ReadyExecutors
+from omnibus.cluster.presence import ExecutorKind, ReadyExecutors, replica_counts
 from omnibus.errors import BadRequest, BusUnavailable, NotFound, StageUnavailable
 from omnibus.plan import Plan
 from omnibus.profile import ModelProfile

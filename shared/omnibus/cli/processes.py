@@ -15,9 +15,8 @@ from omnibus.cli.gateway import Gateway
 from omnibus.cli.output import print_json, print_names
 from omnibus.errors import DeadlineExceeded, NotFound, OmnibusError
 from omnibus.up import runs
-from omnibus.up.probes import not_ready
-from omnibus.up.run_dir import remove_leftovers
-from omnibus.up.runs import RunState
+from omnibus.up.health import not_ready
+from omnibus.up.runs import RunState, remove_leftovers
 from omnibus.up.stack import LOG_FILE
 from omnibus.up.tls import trusted_context
 

@@ -27,10 +27,9 @@ from omnibus.families.specs import KNOWN
 from omnibus.process.logs import Log
 from omnibus.profile import ModelProfile
 from omnibus.profiling import experiments, measured_model, plot, run, workload
-from omnibus.profiling.checkpoint import PartialProfile, write_file
 from omnibus.profiling.conclusions import contradictions
 from omnibus.profiling.csv_workload import RowSampling
-from omnibus.profiling.measurements import MeasureSettings, OptionMeasurement
+from omnibus.profiling.measurements import MeasureSettings, OptionMeasurement, PartialProfile, write_file
 from omnibus.profiling.run import ENGINE, ENGINE_PROFILE
 from omnibus.settings import StoreSettings, read_settings
 from omnibus.up.tiny_models import tiny_models

@@ -26,12 +26,10 @@ from omnibus.errors import BadRequest, OmnibusError, Rejected, StageUnavailable
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.process.logs import Log
 from omnibus.profile import ModelProfile
-from omnibus.profiling.app_profile import APPS, build_apps_profile, find_parts, measure_apps
+from omnibus.profiling.app_profile import APPS, ProcessTimes, build_apps_profile, find_parts, measure_apps
 from omnibus.profiling.app_workload import read_app_workload
-from omnibus.profiling.checkpoint import write_file
-from omnibus.profiling.measurements import MeasureSettings
+from omnibus.profiling.measurements import MeasureSettings, write_file
 from omnibus.profiling.monitor import ExecutorMonitor
-from omnibus.profiling.process_times import ProcessTimes
 from omnibus.profiling.run import MEASURED
 from omnibus.profiling.testbed import FULL_LOAD
 from omnibus.profiling.workload import Workload

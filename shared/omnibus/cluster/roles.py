@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors, replica_counts
+from omnibus.cluster.presence import DesiredExecutors, ExecutorKind, desired_executors, replica_counts
 from omnibus.families.plugins import current_engine
 from omnibus.plan import LANGUAGE_COMPONENTS, ModelPlan, Plan
 

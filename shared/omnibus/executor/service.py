@@ -34,8 +34,7 @@ from omnibus.executor.status import ExecutorIdentity
 from omnibus.families import catalog, plugins
 from omnibus.families.catalog import HostedPart
 from omnibus.process import run_module
-from omnibus.process.garbage import tune_garbage_collector
-from omnibus.process.priority import lower_priority
+from omnibus.process.tuning import lower_priority, tune_garbage_collector
 from omnibus.settings import BusSettings, ServiceSettings, SidecarSettings, read_settings
 from omnibus.tensors.client import TensorClient, connect_when_ready
 

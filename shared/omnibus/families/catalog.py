@@ -10,8 +10,7 @@ import msgspec
 from omnibus.errors import BadRequest
 from omnibus.families import plugins
 from omnibus.families.specs import KNOWN
-from omnibus.families.templates import FamilyDeclaration, prefill_decode_options
-from omnibus.families.video_limits import VideoLimits
+from omnibus.families.templates import FamilyDeclaration, VideoLimits, prefill_decode_options
 from omnibus.suggestions import did_you_mean
 
 #: The family of models that apps bring: unit tasks with their own engines.

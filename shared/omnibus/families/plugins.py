@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus.families.video_limits import VideoLimits
+from omnibus.families.templates import VideoLimits
 
 FAMILIES, APPS = "omnibus.families", "omnibus.apps"
 

@@ -11,8 +11,9 @@ model with a vocoder. ``modular_image`` and ``modular_video`` are any other pipe
 
 from collections.abc import Mapping, Sequence
 
-from omnibus.families import video_limits
 from omnibus.families.templates import (
+    LTX2,
+    MODULAR,
     FamilyDeclaration,
     image_editing,
     image_generation,
@@ -123,11 +124,11 @@ KNOWN: dict[str, FamilyDeclaration] = {
     "llava": vision_language("LLaVA-1.5", "llava-tiny", "image", weights=_LLAVA),
     "llava_next": vision_language("LLaVA-NeXT", "llava-next-tiny", "image", weights=_LLAVA),
     "llava_onevision": vision_language("LLaVA-OneVision", "llava-onevision-tiny", "image", "video", weights=_LLAVA),
-    "ltx2": video_generation("LTX-2", "ltx2-tiny", video_limits=video_limits.LTX2),
+    "ltx2": video_generation("LTX-2", "ltx2-tiny", video_limits=LTX2),
     "mllama": vision_language("Llama 3.2 Vision", "llama-3.2-vision-tiny", "image", weights=_MLLAMA),
     "modular_image": image_to_image("image pipelines of diffusers", "modular-image-tiny"),
     "modular_video": image_to_image(
-        "video pipelines of diffusers", "modular-video-tiny", "decode-video", video_limits=video_limits.MODULAR
+        "video pipelines of diffusers", "modular-video-tiny", "decode-video", video_limits=MODULAR
     ),
     "multimodal_lm": vision_language(
         "multimodal language models of transformers",

@@ -6,11 +6,16 @@ seconds of a request: other programs of the machine do not change it. An engine 
 request with more requests at a time.
 
 An app that fails is left out with a note, and so is one whose unit tasks do not start.
+
+Processor seconds of this command's processes, from /proc.
 """
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from omnibus.bus.messages import ExecutorStatus
@@ -22,9 +27,43 @@ from omnibus.profiling.load_generator import ClosedLoop, LoadRequest, LoadResult
 from omnibus.profiling.measurements import MeasureSettings
 from omnibus.profiling.memory import memory_gb
 from omnibus.profiling.monitor import ExecutorMonitor
-from omnibus.profiling.process_times import ProcessTimes
 from omnibus.profiling.run import describe_machine
 from omnibus.profiling.workload import Workload, WorkloadRequest
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+#: Fields of ``/proc/PID/stat`` after the name: parent, seconds in user and in system mode.
+_PARENT, _USER, _SYSTEM = 1, 11, 12
+
+
+class ProcessTimes:
+    """Processor seconds of all processes below this one, at one time. Without /proc, none is known."""
+
+    def __init__(self, seconds: dict[int, float], below: frozenset[int]) -> None:
+        self._seconds, self._below = seconds, below
+
+    @classmethod
+    def read_all(cls) -> "ProcessTimes":
+        seconds, parents = dict[int, float](), dict[int, int]()
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # a process may end
+                fields = path.read_text().rpartition(")")[2].split()
+                pid = int(path.parent.name)
+                parents[pid] = int(fields[_PARENT])
+                seconds[pid] = (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_PER_SECOND
+        below, fresh = set[int](), {os.getpid()}
+        while fresh:
+            fresh = {pid for pid, parent in parents.items() if parent in fresh} - below
+            below |= fresh
+        return cls(seconds, frozenset(below))
+
+    def process_seconds(self, pid: int, default: float) -> float:
+        """Return the seconds of ``pid``, or ``default`` if they are unknown."""
+        return self._seconds.get(pid, default)
+
+    def total_seconds(self, but: Collection[int]) -> float:
+        """Return the seconds of all processes below this one without ``but``."""
+        return sum(self._seconds[pid] for pid in self._below if pid not in but)
+
 
 #: Name of the profile in the store, as the planner reads it.
 APPS = "apps"

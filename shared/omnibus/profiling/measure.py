@@ -12,12 +12,11 @@ from omnibus.profiling import conclusions, memory
 from omnibus.profiling.client import TimedAnswer
 from omnibus.profiling.experiments import Trial
 from omnibus.profiling.load_generator import LoadRequest, LoadStep, mean_quantities
-from omnibus.profiling.loaded_option import LoadedOption
+from omnibus.profiling.loaded_option import LoadedOption, StepMeasurement, bottleneck_notes, split_by_size
 from omnibus.profiling.measured_model import Subject
 from omnibus.profiling.measurements import CostSample, MeasureSettings, OptionMeasurement
 from omnibus.profiling.monitor import EdgeRecorder
 from omnibus.profiling.size_variants import relevant_variants
-from omnibus.profiling.steps import StepMeasurement, bottleneck_notes, split_by_size
 from omnibus.profiling.testbed import NotStarted, Testbed
 from omnibus.profiling.workload import Workload, WorkloadRequest
 

@@ -8,7 +8,7 @@ from omnibus.checkpoints import find_checkpoint, safetensors
 from omnibus.checkpoints.gguf_header import is_gguf, read_gguf_header
 from omnibus.errors import BadRequest, NotFound
 from omnibus.families.specs import KNOWN
-from omnibus.profiling.engine_stats import EngineStats
+from omnibus.profiling.monitor import EngineStats
 
 GB = 1e9
 

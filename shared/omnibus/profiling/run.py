@@ -14,10 +14,9 @@ from omnibus.plan import DeploymentOption
 from omnibus.process.logs import Log
 from omnibus.profile import CostLine, ModelProfile, OptionProfile, TypeProfile
 from omnibus.profiling import conclusions, measure
-from omnibus.profiling.checkpoint import PartialProfile
 from omnibus.profiling.experiments import make_trial
 from omnibus.profiling.measured_model import Subject
-from omnibus.profiling.measurements import MeasureSettings, OptionMeasurement
+from omnibus.profiling.measurements import MeasureSettings, OptionMeasurement, PartialProfile
 from omnibus.profiling.testbed import Testbed
 from omnibus.profiling.workload import Workload
 

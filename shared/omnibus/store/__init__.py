@@ -36,34 +36,37 @@ Each change is one function on the server that rejects late writers, so that two
 the last writer wins.
 """
 
-from omnibus.store.accounts import NO_LIMIT, OVERHEAD_BYTES, AccountTotal, TenantAccount
-from omnibus.store.accounts import AccountStore as _Accounts
 from omnibus.store.adapters import AdapterRecord
 from omnibus.store.adapters import AdapterStore as _Adapters
 from omnibus.store.apps import AppConflict
 from omnibus.store.apps import AppStore as _Apps
 from omnibus.store.candidates import CandidateStore as _Candidates
-from omnibus.store.client_secrets import SECRET_PREFIX, ClientSecretRecord
-from omnibus.store.client_secrets import ClientSecretStore as _Secrets
 from omnibus.store.connection import REREAD_SECONDS
 from omnibus.store.dump import DumpStore as _Dump
 from omnibus.store.history import Bucket
 from omnibus.store.history import HistoryStore as _History
-from omnibus.store.job_files import JobFileStore as _JobFiles
+from omnibus.store.jobs import JobFileStore as _JobFiles
 from omnibus.store.jobs import JobRecord, JobReview, JobRules, JobState
 from omnibus.store.jobs import JobStore as _Jobs
+from omnibus.store.keys import SECRET_PREFIX, ClientSecretRecord
 from omnibus.store.keys import ApiKeyStore as _Keys
+from omnibus.store.keys import ClientSecretStore as _Secrets
 from omnibus.store.plans import PlanHistoryEntry, PlanLed, PlanProblem, PlanState, StaleEpoch, plan_mark
 from omnibus.store.plans import PlanStore as _Plans
 from omnibus.store.profiles import ProfileStore as _Profiles
 from omnibus.store.responses import (
+    NO_LIMIT,
+    OVERHEAD_BYTES,
+    AccountTotal,
     BackgroundPlaces,
     ConversationLimits,
     ConversationRecord,
     ItemPage,
     ResponseRecord,
     StoredResponse,
+    TenantAccount,
 )
+from omnibus.store.responses import AccountStore as _Accounts
 from omnibus.store.responses import ResponseStore as _Responses
 from omnibus.store.scores import ScoreStore as _Scores
 from omnibus.store.spoken_answers import SpokenAnswer

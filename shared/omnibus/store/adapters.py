@@ -19,7 +19,7 @@ _ADAPTERS, _LIFE = "adapters", "adapters:life"
 class AdapterRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An adapter of the language model of ``model``; requests use its ``name``.
 
-    ``path`` and ``sha256`` are those of ``omnibus.checkpoints.adapter_source``. ``created`` is in Unix seconds.
+    ``path`` and ``sha256`` are those of ``omnibus.checkpoints.adapters``. ``created`` is in Unix seconds.
     """
 
     name: str

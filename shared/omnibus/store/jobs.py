@@ -4,6 +4,8 @@ A job is ``queued``, then ``in_progress`` while a worker holds it, then ``comple
 job for some seconds at a time and renews that regularly. If it fails to renew, the job is due for another worker. Each
 holder has a unique name, so that a late one cannot change the job. Times are the server's: clocks of workers do not
 matter.
+
+Input files of jobs, stored separately: lists of jobs do not read them.
 """
 
 from collections.abc import AsyncIterator, Collection, Sequence
@@ -340,3 +342,23 @@ def _milliseconds_text(seconds: float) -> str:
 
 def _as_text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode()
+
+
+class JobFileStore(StoreConnection):
+    """Files by the kind and id of their job."""
+
+    async def put_job_file(self, kind: str, id: str, data: bytes, seconds: float) -> None:
+        """Store ``data`` for ``seconds``."""
+        await self._run_command(self._redis.set(self._file_key(kind, id), data, px=max(1, round(seconds * 1000))))
+
+    async def job_file(self, kind: str, id: str) -> bytes | None:
+        """Return the file: None if it does not exist or has expired."""
+        content: bytes | None = await self._run_command(self._redis.get(self._file_key(kind, id)))
+        return content
+
+    async def drop_job_file(self, kind: str, id: str) -> None:
+        """Remove a file, if there is one."""
+        await self._run_command(self._redis.delete(self._file_key(kind, id)))
+
+    def _file_key(self, kind: str, id: str) -> str:
+        return self._redis_key(f"jobfile:{kind}:{id}")

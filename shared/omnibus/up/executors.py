@@ -1,18 +1,234 @@
-"""Executors of the plan: starts and stops them when the plan changes."""
+"""Executors of the plan: starts and stops them when the plan changes.
+
+Processes that plans require, and the running ones that match them.
+
+Role changes: executors of a model take another role instead of ending.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import replace
 
-from omnibus.cluster.desired import ID
-from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
-from omnibus.errors import OmnibusError, ProtocolError, StoreUnavailable
+import msgspec
+
+from omnibus.bus import Bus, subjects
+from omnibus.bus.role_messages import TAKEN, RoleAssignment
+from omnibus.cluster.presence import (
+    ID,
+    TENSOR_PARALLEL,
+    DesiredExecutors,
+    GatewayPlans,
+    ReadyExecutors,
+    desired_executors,
+)
+from omnibus.cluster.roles import ExecutorRole, executor_role, switching_executors
+from omnibus.errors import BadRequest, OmnibusError, ProblemDetails, ProtocolError, StoreUnavailable, from_problem
+from omnibus.families.catalog import PYTHON
 from omnibus.plan import Plan
 from omnibus.process.logs import Log
-from omnibus.process.spec import ProcessSpec
+from omnibus.process.spec import SHARED, ProcessSpec, python_command
+from omnibus.settings import ServiceSettings, read_settings
 from omnibus.store import Store
-from omnibus.up.executor_specs import reconcile_specs
-from omnibus.up.role_switcher import RoleSwitcher
+from omnibus.up.fork_server import can_fork_executors
 from omnibus.up.supervisor import Supervisor
+
+EXIT_TIMEOUT_SECONDS = 10.0  # seconds that a process may take to end after it has drained
+#: Priority of executors beside the gateway on the same machine, unless the environment sets it.
+_NICE, _NICE_DEFAULT = "OMNIBUS_EXECUTOR_NICE", "10"
+#: What a plan says of an option, whatever all executors are told.
+_OF_OPTIONS = ("OMNIBUS_EXECUTOR_ENGINE", "OMNIBUS_EXECUTOR_BATCH", "OMNIBUS_EXECUTOR_DTYPE")
+
+
+def process_specs(
+    *plans: Plan, env: Mapping[str, str], fork_server: str = "", switches: bool = False
+) -> dict[str, ProcessSpec]:
+    """Return the processes that ``plans`` require together, by name.
+
+    ``env`` is the environment of all of them. ``fork_server`` is the socket of a fork server, which forks those that it
+    can. With ``switches``, executors may change their role, see ``omnibus.cluster.roles``.
+    """
+    specs: dict[str, ProcessSpec] = {}
+    for each in (switching_executors if switches else desired_executors)(*plans).values():
+        for replica in range(each.replicas):
+            spec = _executor_spec(each, replica, env, fork_server)
+            spec = _with_origin_name(spec) if spec.name in specs else spec
+            specs[spec.name] = spec
+    return specs
+
+
+def reconcile_specs(
+    specs: Mapping[str, ProcessSpec], there: Mapping[str, ProcessSpec], ending: Collection[str], vital: bool = False
+) -> tuple[set[str], list[ProcessSpec]]:
+    """Return the names of processes to keep and the specs to start.
+
+    A running process with another name that does the same work is kept. A new process whose name is in use gets another
+    one; if that is in use too, it waits. Executors are vital only at the very start: a faulty later plan must not end
+    the running ones.
+    """
+    live = {name: spec for name, spec in there.items() if name not in ending}
+    unchanged_names = {name for name, spec in specs.items() if name in live and _is_same_work(spec, live[name])}
+    fresh: dict[str, ProcessSpec] = {}
+    for spec in (spec for name, spec in specs.items() if name not in unchanged_names):
+        twin = next(
+            (name for name, other in live.items() if name not in unchanged_names and _is_same_work(spec, other)), None
+        )
+        if twin is not None:
+            unchanged_names.add(twin)
+        elif (named_spec := _with_free_name(spec, there, fresh)) is not None:
+            fresh[named_spec.name] = replace(named_spec, vital=spec.vital and vital)
+    return unchanged_names, list(fresh.values())
+
+
+def _with_free_name(
+    spec: ProcessSpec, there: Mapping[str, ProcessSpec], fresh: Mapping[str, ProcessSpec]
+) -> ProcessSpec | None:
+    """Return ``spec`` under a free name, or None to wait."""
+    for each in (
+        [spec] if _runs_app_code(spec) else [_with_option_name(spec), _with_origin_name(_with_option_name(spec))]
+    ):
+        if each.name not in there and each.name not in fresh:
+            return each
+        if each.name in there and _is_same_work(each, there[each.name]):
+            return None  # it is just ending, and may come back under its name
+    return None
+
+
+def grace_seconds(env: Mapping[str, str], service: str) -> float:
+    """Return the seconds between TERM and KILL for ``service``. They let it drain and close with the environment
+    ``env``."""
+    return read_settings(ServiceSettings, {**os.environ, **env}).drain_seconds(service) + EXIT_TIMEOUT_SECONDS
+
+
+def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str], fork_server: str) -> ProcessSpec:
+    kind = each.kind
+    own = {name: each.env[name] for name in _OF_OPTIONS if name in each.env}
+    if each.gpus > 1 and TENSOR_PARALLEL not in {**os.environ, **env, **each.env}:
+        own[TENSOR_PARALLEL] = str(each.tensor_parallel)
+    nice = os.environ.get(_NICE, _NICE_DEFAULT)
+    id = subjects.subject_token(f"{kind.model}-{kind.option}-{replica}")
+    environment = {_NICE: nice, **each.env, ID: id, **env, **own}
+    module = f"omnibus_{each.service}"
+    is_forked = bool(fork_server) and can_fork_executors({**os.environ, **environment})
+    base_name = f"{kind.model}/{kind.option}"
+    spec = ProcessSpec(
+        f"{base_name}/{replica}" if replica else base_name,  # the same however many there are
+        python_command(module),
+        env=environment,
+        fork_server=fork_server if is_forked else "",
+        cwd=SHARED,
+        after=("nats", "sidecar", "fork-server") if is_forked else ("nats", "sidecar"),
+        blocks=environment["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON,
+        vital=not each.apps,  # an app that cannot run must not end what others use
+        grace=grace_seconds(environment, each.service),
+    )
+    return _with_origin_name(spec) if _runs_app_code(spec) else spec
+
+
+def _runs_app_code(spec: ProcessSpec) -> bool:
+    """Return whether it runs an app's code. Two versions of that often run at once."""
+    return spec.env["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON
+
+
+def _origin_mark(spec: ProcessSpec) -> str:
+    return spec.env["OMNIBUS_EXECUTOR_ORIGIN"][:4]
+
+
+def _with_origin_name(spec: ProcessSpec) -> ProcessSpec:
+    """Return ``spec`` with the name that includes its origin."""
+    return replace(
+        spec, name=f"{spec.name}@{_origin_mark(spec)}", env={**spec.env, ID: f"{spec.env[ID]}-{_origin_mark(spec)}"}
+    )
+
+
+def _with_option_name(spec: ProcessSpec) -> ProcessSpec:
+    """Return ``spec`` with the name of its option."""
+    id = spec.env[ID].removesuffix(f"-{_origin_mark(spec)}")
+    return replace(spec, name=spec.name.removesuffix(f"@{_origin_mark(spec)}"), env={**spec.env, ID: id})
+
+
+def _is_same_work(one: ProcessSpec, other: ProcessSpec) -> bool:
+    """Return whether both do the same work, regardless of their names."""
+    return one == replace(other, name=one.name, env={**other.env, ID: one.env[ID]}, vital=one.vital)
+
+
+ANSWER_TIMEOUT_SECONDS = 5.0  # seconds to wait for an executor to accept or reject a role
+_PREFIX = "OMNIBUS_EXECUTOR_"
+
+
+class RoleSwitcher:
+    """Requests role changes from executors on ``bus``. Of the ``ready`` ones, at least one stays in its role."""
+
+    def __init__(self, bus: Bus, ready: ReadyExecutors, log: Log) -> None:
+        self._bus = bus
+        self._ready = ready
+        self._log = log
+        self._refused: set[tuple[str, str]] = set()  # ids, and the options that they cannot become
+        self._assigned: dict[str, str] = {}  # ids, and the options that they have become or are about to
+
+    async def switch(self, there: Mapping[str, ProcessSpec], target: ProcessSpec) -> ProcessSpec | None:
+        """Make one of the processes ``there``, by name, become ``target``. Returns its new spec.
+
+        Returns None if no process can change or may leave its role: then start ``target``.
+        """
+        for spec in there.values():
+            refusal = (spec.env[ID], target.env[f"{_PREFIX}OPTION"])
+            if not can_become(spec, target) or refusal in self._refused or not self._may_leave(spec):
+                continue
+            try:
+                await self._assign(spec.env[ID], target)
+            except OmnibusError as error:
+                if isinstance(error, BadRequest):  # anything else may pass
+                    self._refused.add(refusal)
+                self._log.write_line(spec.name, f"keeps its role: {error}")
+                continue
+            self._assigned[spec.env[ID]] = target.env[f"{_PREFIX}OPTION"]
+            self._log.write_line(spec.name, f"becomes {target.name}: the plan has more of these and fewer of it")
+            return in_role(spec, target)
+        return None
+
+    def _may_leave(self, spec: ProcessSpec) -> bool:
+        """Return whether another executor of its kind serves. Requests then always have one."""
+        model, option = spec.env[f"{_PREFIX}MODEL"], spec.env[f"{_PREFIX}OPTION"]
+        ready = [each for each in self._ready.ready_statuses() if (each.model, each.option) == (model, option)]
+        return sum(self._assigned.get(each.id, option) == option for each in ready) > 1
+
+    async def _assign(self, executor: str, target: ProcessSpec) -> None:
+        """Send the role to ``executor``. Raises its problem, and ``NotFound`` or ``DeadlineExceeded`` without a
+        response."""
+        role = RoleAssignment(
+            option=target.env[f"{_PREFIX}OPTION"],
+            origin=target.env[f"{_PREFIX}ORIGIN"],
+            components=tuple(target.env[f"{_PREFIX}COMPONENTS"].split(",")),
+            tasks=tuple(task for task in target.env.get(f"{_PREFIX}TASKS", "").split(",") if task),
+        )
+        answer = await self._bus.request(
+            subjects.role_subject(executor), msgspec.json.encode(role), ANSWER_TIMEOUT_SECONDS
+        )
+        if answer == TAKEN:
+            return
+        try:
+            problem = msgspec.json.decode(answer, type=ProblemDetails)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"cannot decode the problem that executor {executor} returned: {error}") from error
+        raise from_problem(problem)
+
+
+def can_become(spec: ProcessSpec, target: ProcessSpec) -> bool:
+    """Return whether ``spec`` can take the role of ``target``. They must differ in their role alone."""
+    one, other = _process_role(spec), _process_role(target)
+    return one is not None and other is not None and one.can_become(other)
+
+
+def in_role(spec: ProcessSpec, target: ProcessSpec) -> ProcessSpec:
+    """Return the spec for the next start of ``spec``: ``target`` with the old name and id."""
+    return replace(target, name=spec.name, env={**target.env, ID: spec.env[ID]}, vital=spec.vital, alive=spec.alive)
+
+
+def _process_role(spec: ProcessSpec) -> ExecutorRole | None:
+    environment = {name: value for name, value in spec.env.items() if name != ID}
+    return executor_role(environment, spec.argv, spec.cwd, spec.after, spec.blocks, spec.grace)
+
 
 READY_TIMEOUT_SECONDS = 120.0  # seconds to wait for an executor to load before those that it replaces drain
 PLAN_WAIT_SECONDS = 5.0  # seconds to wait for gateways to apply a new plan before executors of the old one drain

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from omnibus.process.spec import SHARED, ProcessSpec, python_command
-from omnibus.up.health import fork_server_answers
-from omnibus.up.probes import wait_for_socket
+from omnibus.up.health import fork_server_answers, wait_for_socket
 
 #: Names of their processes, and of their sockets in the directory of the run: paths of sockets must be short.
 SERVICES, EXECUTORS = "service-fork-server", "fork-server"

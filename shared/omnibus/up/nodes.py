@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from omnibus.cluster.desired import CELL
+from omnibus.cluster.presence import CELL
 from omnibus.process.spec import ProcessSpec
 
 #: Prefix of the names of nodes.

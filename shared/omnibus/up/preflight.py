@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from omnibus import checkpoints
-from omnibus.checkpoints.adapters import read_adapter
-from omnibus.checkpoints.gguf_adapters import require_fitting_adapter
+from omnibus.checkpoints.adapters import read_adapter, require_fitting_adapter
 from omnibus.checkpoints.gguf_header import LLAMA_CPP, is_gguf
 from omnibus.checkpoints.heads import key_value_heads, require_whole_heads
 from omnibus.checkpoints.precheck import require_usable

@@ -14,21 +14,20 @@ from typing import Any, NamedTuple
 
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.cluster.desired import ID, ExecutorKind, replica_counts
-from omnibus.cluster.presence import GatewayPlans, ReadyExecutors
+from omnibus.cluster.presence import ID, ExecutorKind, GatewayPlans, ReadyExecutors, replica_counts
 from omnibus.errors import BadRequest, BusUnavailable, DeadlineExceeded, OmnibusError
 from omnibus.metrics.http import remove_stale_files
 from omnibus.plan import Plan
 from omnibus.process.logs import Log
 from omnibus.process.spec import SHARED, ProcessSpec, has_package, python_command, python_path
 from omnibus.process.supervise import Exit
-from omnibus.process.tunables import copy_tunables
+from omnibus.process.tuning import copy_tunables
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, StoreSettings, UpSettings, read_settings
 from omnibus.store import Store
-from omnibus.up import executor_specs, infra
+from omnibus.up import infra
 from omnibus.up.disk import StreamDisk
-from omnibus.up.executors import Executors
+from omnibus.up.executors import Executors, RoleSwitcher, grace_seconds, process_specs
 from omnibus.up.fork_server import can_fork, can_fork_executors
 from omnibus.up.fork_servers import (
     EXECUTORS,
@@ -39,17 +38,13 @@ from omnibus.up.fork_servers import (
     executor_modules,
     fork_server_spec,
 )
-from omnibus.up.health import Endpoints
-from omnibus.up.motion import find_forked_pid
+from omnibus.up.health import Endpoints, not_ready, wait_for_port, wait_for_socket
 from omnibus.up.nodes import NODE, Nodes, sidecar_name
 from omnibus.up.ports import held_ports, require_free_port
-from omnibus.up.probes import not_ready, wait_for_port, wait_for_socket
-from omnibus.up.role_switcher import RoleSwitcher
-from omnibus.up.run_dir import RunDirectory
-from omnibus.up.runs import RunState
+from omnibus.up.runs import RunDirectory, RunState
 from omnibus.up.supervisor import Supervisor
 from omnibus.up.tls import trusted_context
-from omnibus.up.watchdog import Watchdog
+from omnibus.up.watchdog import Watchdog, find_forked_pid
 
 PLAN_TIMEOUT_SECONDS = 120.0  # seconds: plans that are simulated take a busy machine longer than half a minute
 READY_TIMEOUT_SECONDS = 180.0  # seconds for all executors to load
@@ -253,7 +248,7 @@ class Stack:
     def _executor_specs(self, *plans: Plan) -> dict[str, ProcessSpec]:
         """Return the executors that ``plans`` require, by the names of their processes."""
         socket = self._executors_socket
-        specs = executor_specs.process_specs(*plans, env=self._env, fork_server=socket, switches=True)
+        specs = process_specs(*plans, env=self._env, fork_server=socket, switches=True)
         alive = self._endpoints.executor_answers
         return {
             name: self._nodes.place_executor(replace(spec, alive=partial(alive, spec.env[ID])))
@@ -384,7 +379,7 @@ class Stack:
             ready=ready,
             alive=self._endpoints.service_answers,
             after=(*after, *([SERVICES] if self._forks_services else [])),
-            grace=executor_specs.grace_seconds(self._env, service),
+            grace=grace_seconds(self._env, service),
         )
 
     async def wait_until_ready(self, seconds: float) -> None:

@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 
 from omnibus.process.logs import Log
 from omnibus.process.process import ChildProcess, WriteLine, kill_group
-from omnibus.process.restart import RestartPolicy
 from omnibus.process.spec import ProcessSpec
-from omnibus.process.supervise import OnExit, ProcessKeeper, start_child
+from omnibus.process.supervise import OnExit, ProcessKeeper, RestartPolicy, start_child
 from omnibus.up import fork_client
 from omnibus.up.shm import remove_shared_memory
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-from omnibus.checkpoints.tensor_digests import cache_directory
+from omnibus.checkpoints.safetensors import cache_directory
 from omnibus.errors import BadRequest, DeadlineExceeded
 from omnibus.families import catalog
 from omnibus.process import run_module

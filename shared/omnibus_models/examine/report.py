@@ -9,9 +9,8 @@ from typing import Any
 from msgspec import structs
 
 from omnibus.checkpoints import safetensors
-from omnibus.checkpoints.adapters import read_adapter
+from omnibus.checkpoints.adapters import read_adapter, require_fitting_adapter
 from omnibus.checkpoints.generation_config import read_sampling
-from omnibus.checkpoints.gguf_adapters import require_fitting_adapter
 from omnibus.checkpoints.gguf_header import (
     EMBEDDERS,
     GGUF_BLOCKS,

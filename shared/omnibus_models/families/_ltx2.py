@@ -9,7 +9,7 @@ from msgspec import structs
 from torch import Tensor
 
 from omnibus import errors
-from omnibus.families import video_limits
+from omnibus.families.templates import LTX2
 from omnibus_models.contract import ImageSpec, LoadedComponent
 from omnibus_models.families import _flow_schedule, _latent_preview
 
@@ -145,8 +145,8 @@ class Ltx2Denoiser(LoadedComponent):
         self.unit = geometry.unit
         # A side must have at least two latents.
         self._limits = structs.replace(
-            video_limits.LTX2,
-            min_side=max(video_limits.LTX2.min_side, 2 * geometry.unit),
+            LTX2,
+            min_side=max(LTX2.min_side, 2 * geometry.unit),
             frame_group=geometry.frames,
             audio_rate=geometry.rate,
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from omnibus.process.parent_death import die_with_parent
+from omnibus.process.tuning import die_with_parent
 from omnibus.up.ports import free_ports
 from tests.e2e.apps import texts
 from tests.e2e.apps.estate import AppSystem, make_source, read_error, wait_until

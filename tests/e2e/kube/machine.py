@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import PACKAGE_PATH
+from omnibus.process.tuning import die_with_parent
 from omnibus.service import until_cancelled
 from omnibus.up import fork_client
 from omnibus.up import infra as binaries

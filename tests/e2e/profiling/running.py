@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
-from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import PACKAGE_PATH
+from omnibus.process.tuning import die_with_parent
 from omnibus.up.shm import SHARED_MEMORY
 from tests.e2e import warm
 from tests.e2e.system import ROOT, VL

@@ -23,12 +23,12 @@ from omnibus.bus import permissions
 from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import task_name
 from omnibus.families import catalog
-from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import PACKAGE_PATH
+from omnibus.process.tuning import die_with_parent
 from omnibus.settings import BusSettings
 from omnibus.up import fork_client, infra
-from omnibus.up.motion import find_forked_pid
 from omnibus.up.ports import free_ports
+from omnibus.up.watchdog import find_forked_pid
 from tests import certificates
 from tests.conftest import run_infra_server as served
 from tests.e2e import warm

@@ -18,7 +18,7 @@ import pytest
 from omnibus.bus import messages, subjects
 from omnibus.plan import ModelPlan, Plan
 from omnibus.store import Store
-from omnibus.up.motion import find_forked_pid
+from omnibus.up.watchdog import find_forked_pid
 from tests.e2e.small.load import keep_busy, list_sent_tasks
 from tests.e2e.small.test_reconcile import executor_id, wait_until_ended
 from tests.e2e.system import VL, System, command_line, replace_text

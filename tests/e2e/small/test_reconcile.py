@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -22,8 +23,9 @@ pytestmark = pytest.mark.e2e
 
 WITHIN = 60.0  # seconds for executors to come or go
 TWIN = "twin"
-ON_THE_WAY = 1.0  # seconds of an answer that is on the way when the plan changes, and over before a drain is
+ON_THE_WAY = 1.6  # seconds of an answer that is on the way when the plan changes, and over before a drain is
 STILL_LOOKS = 60  # of 10 ms, less than the silence after which an executor is lost
+TRIES = 4
 LONG = 3900  # tokens; more than a drain lasts on any machine of today
 
 
@@ -109,10 +111,36 @@ async def given_work(system: System, executor: str) -> None:
         pytest.param(LONG, 2, id="moves_when_it_takes_too_long"),
     ],
 )
-async def test_a_request_on_an_executor_that_leaves(
-    pair: System, as_declared: dict[str, int], tokens: int, attempts: int
-):
+async def test_a_request_on_an_executor_that_leaves(pair: System, tokens: int, attempts: int):
+    for _ in range(TRIES):
+        departure = await let_one_leave(pair, tokens)
+        if departure.inflight:
+            break
+        await thinkers_become(pair, 2)  # its answer was over when the order came: a busy machine takes long to plan
+        await pair.whole(WITHIN, [executor_id("L", 1)])
+        await pair.becomes_ready()
+
+    one, other = departure.answers
+    assert departure.inflight == 1
+    assert one == other
+    assert departure.attempts == attempts
+    assert departure.other_attempts == [1]
+    await pair.ledger_is_empty()
+
+
+class Departure(NamedTuple):
+    """An executor that has left: its invocations when it drained, and both answers with the attempts that they took."""
+
+    inflight: int
+    answers: list[str]
+    attempts: int
+    other_attempts: list[int]
+
+
+async def let_one_leave(pair: System, tokens: int) -> Departure:
+    """Ask two executors, and let one of them leave meanwhile."""
     stays, leaves = executor_id("L", 0), executor_id("L", 1)
+    pids = await pair.whole()
     request_body = make_body(
         QUESTION.messages[0]["content"], max_tokens=tokens or await measure_tokens(pair), ignore_eos=True
     )
@@ -121,17 +149,13 @@ async def test_a_request_on_an_executor_that_leaves(
         asking = [asyncio.create_task(send_chat(http, request_body, "E>L")) for _ in range(2)]
         await watch.until(lambda: {stays, leaves} <= {each.to for each in list_sent_tasks(watch)})
         await watch.until(lambda: all(watch.ids(each.inv) for each in list_sent_tasks(watch)))
-        inflight = await order_to_leave(pair, watch, leaves, as_declared[leaves])
-        one, other = await asyncio.gather(*asking)
-        await wait_until_ended(as_declared[leaves])
+        inflight = await order_to_leave(pair, watch, leaves, pids[leaves])
+        answers = await asyncio.gather(*asking)
+        await wait_until_ended(pids[leaves])
 
     left = next(each.inv for each in list_sent_tasks(watch) if each.to == leaves)
     last = {each.inv: each.attempt + 1 for each in list_sent_tasks(watch)}
-    assert inflight == 1
-    assert one == other
-    assert last.pop(left) == attempts
-    assert list(last.values()) == [1]
-    await pair.ledger_is_empty()
+    return Departure(inflight, answers, last.pop(left), list(last.values()))
 
 
 async def order_to_leave(system: System, watch: Watch, executor: str, pid: int) -> int:
@@ -154,7 +178,7 @@ async def order_to_leave(system: System, watch: Watch, executor: str, pid: int) 
                 if is_terminating(pid):
                     break
             process.resume()
-            await watch.heartbeat(executor)
+            await beats_or_drains(watch, executor, waiting)
     except psutil.NoSuchProcess:
         pass  # the order came while it ran for a moment, and it has left
     finally:
@@ -162,6 +186,15 @@ async def order_to_leave(system: System, watch: Watch, executor: str, pid: int) 
             process.resume()
     await planning
     return await waiting
+
+
+async def beats_or_drains(watch: Watch, executor: str, draining: "asyncio.Task[int]") -> None:
+    """Wait until ``executor`` sends a heartbeat, or ``draining`` is done: then it sends no more."""
+    beat = asyncio.create_task(watch.heartbeat(executor))
+    await asyncio.wait([beat, draining], return_when=asyncio.FIRST_COMPLETED)
+    beat.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await beat
 
 
 def is_terminating(pid: int) -> bool:

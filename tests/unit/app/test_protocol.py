@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omnibus.app import framing, protocol
-from omnibus.app.array_codec import Array, PackedItem, pack_items, unpack_items
+from omnibus.app import protocol
+from omnibus.app import transport as framing
+from omnibus.app.protocol import Array, PackedItem, pack_items, unpack_items
 from omnibus.app.transport import WorkerLink
 from omnibus.app_record import AppSource
 from omnibus.errors import ProblemDetails, ProtocolError, TooLarge

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from omnibus.process.parent_death import die_with_parent
+from omnibus.process.tuning import die_with_parent
 from omnibus.up.infra import InfraServer
 
 PATIENCE = 15.0  # seconds

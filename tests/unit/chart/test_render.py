@@ -8,7 +8,7 @@ import pytest
 
 from omnibus import metrics, settings
 from omnibus.bus import permissions
-from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors
+from omnibus.cluster.presence import DesiredExecutors, ExecutorKind, desired_executors
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.plan import Plan
 from omnibus_planner.declared import declarations_file

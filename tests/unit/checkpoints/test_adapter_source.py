@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.checkpoints.adapter_source import AdapterSource, describe_adapter, open_adapter
+from omnibus.checkpoints.adapters import AdapterSource, describe_adapter, open_adapter
 from omnibus.errors import BadRequest, Conflict, Forbidden, OmnibusError
 from tests.unit.checkpoints.test_adapters import write_adapter
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omnibus.checkpoints import tensor_digests
+from omnibus.checkpoints import safetensors as tensor_digests
 from omnibus.checkpoints.identity import ComponentIdentity, read_identity
 
 PREFIXES = {"vision": ("visual.", "model.visual."), "thinker": ("model.", "lm_head.")}

@@ -13,7 +13,7 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus.cli import main
-from omnibus.up.run_dir import RunDirectory, RunState
+from omnibus.up.runs import RunDirectory, RunState
 from omnibus_gateway.http.server import create_server
 from tests.unit.checkpoints.test_adapters import write_adapter
 from tests.unit.gateway.apps.estate import (

@@ -10,8 +10,7 @@ import pytest
 from omnibus.cli import main
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from omnibus.up.run_dir import RunDirectory
-from omnibus.up.runs import RunState
+from omnibus.up.runs import RunDirectory, RunState
 from tests.unit.cli.test_plans import make_model, make_plan
 
 SECRET = "of this run"

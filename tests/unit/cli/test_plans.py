@@ -17,7 +17,7 @@ from omnibus.bus.nats import NatsBus
 from omnibus.cells import join_cells
 from omnibus.cli import main
 from omnibus.cli.format import plan as plan_format
-from omnibus.cluster.desired import ExecutorKind
+from omnibus.cluster.presence import ExecutorKind
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 from omnibus.plan_score import OptionScore, PlanScore, TypeScore, score_value
 from omnibus.settings import BusSettings, StoreSettings

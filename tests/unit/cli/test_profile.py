@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnibus.cli import main
-from omnibus.profiling.checkpoint import PartialProfile
+from omnibus.profiling.measurements import PartialProfile
 from omnibus_models import tiny
 from tests.unit.profiling.subjects import declare_model
 

@@ -33,7 +33,7 @@ from omnibus_gateway.api.routes import RouteTable
 from omnibus_gateway.console.routes import Console
 from omnibus_gateway.dispatch.dispatcher import Dispatcher
 from omnibus_gateway.files.client_files import ClientFiles
-from omnibus_gateway.files.file_objects import open_made_files
+from omnibus_gateway.files.object_storage import open_made_files
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.media.fetcher import Fetcher, FetchRules
 from omnibus_gateway.media.spoken_answers import SpokenAnswers

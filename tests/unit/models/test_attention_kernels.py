@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.integrations import sdpa_attention
 
 from omnibus_models import tiny
-from omnibus_models.attention_kernels import avoid_planned_kernels
+from omnibus_models.attention import avoid_planned_kernels
 from omnibus_models.families import load_family
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
-from omnibus.families.video_limits import LTX2
+from omnibus.families.templates import LTX2
 from omnibus_models import families
 from omnibus_models.contract import Encoded, ImageSpec
 from omnibus_models.families import ltx2 as family_ltx2

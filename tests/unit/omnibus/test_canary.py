@@ -6,9 +6,20 @@ from collections import Counter
 import msgspec
 import pytest
 
-from omnibus.canary.candidate import Candidate, OptionChange, check_candidate, decode_candidate, encode_candidate
-from omnibus.canary.gate import Bounds, GateRules, judge_canary, judge_shadow
-from omnibus.canary.overlay import find_control, overlay_model, without_candidate
+from omnibus.canary.candidate import (
+    Bounds,
+    Candidate,
+    GateRules,
+    OptionChange,
+    check_candidate,
+    decode_candidate,
+    encode_candidate,
+    find_control,
+    judge_canary,
+    judge_shadow,
+    overlay_model,
+    without_candidate,
+)
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
 from omnibus.plan import ModelPlan, Path

@@ -3,10 +3,9 @@
 import msgspec
 import pytest
 
-from omnibus.canary.candidate import Candidate, OptionChange
-from omnibus.canary.overlay import overlay_model, without_candidate
+from omnibus.canary.candidate import Candidate, OptionChange, overlay_model, without_candidate
 from omnibus.cells import CellShares, base_option, cell_shares, has_cells, join_cells, merge_cells, path_cell
-from omnibus.cluster.desired import CELL, desired_executors
+from omnibus.cluster.presence import CELL, desired_executors
 from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan, decode_plan, encode_plan
 
 KIND = "vision+thinker"

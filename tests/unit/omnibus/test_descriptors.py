@@ -4,7 +4,7 @@ import multiprocessing
 import resource
 from multiprocessing.connection import Connection
 
-from omnibus.process.descriptors import raise_descriptor_limit
+from omnibus.process.tuning import raise_descriptor_limit
 
 
 def _raise_from(soft: int, answers: Connection) -> None:

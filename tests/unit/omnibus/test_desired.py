@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from omnibus.cluster.desired import ExecutorKind, added_replicas, desired_executors, replica_counts
+from omnibus.cluster.presence import ExecutorKind, added_replicas, desired_executors, replica_counts
 from omnibus.plan import DeploymentOption, ModelPlan, Plan, decode_plan, encode_plan
 
 

@@ -10,8 +10,7 @@ import pytest
 from omnibus.bus import subjects
 from omnibus.bus.heartbeats import EXECUTOR_ABSENT_SECONDS
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus
-from omnibus.cluster.desired import ExecutorKind
-from omnibus.cluster.presence import GatewayPlans, PresenceTracker, ReadyExecutors
+from omnibus.cluster.presence import ExecutorKind, GatewayPlans, PresenceTracker, ReadyExecutors
 from omnibus.settings import BusSettings
 from tests.memory_bus import MemoryBus
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omnibus.cluster.desired import ExecutorKind
+from omnibus.cluster.presence import ExecutorKind
 from omnibus.cluster.roles import ExecutorRole, executor_role, find_switches, role_switches, switching_executors
 from omnibus.plan import DeploymentOption, ModelPlan, Plan
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.process.tunables import VARIABLE, copy_tunables
+from omnibus.process.tuning import VARIABLE, copy_tunables
 
 OURS = "glibc.cpu.x86_non_temporal_threshold=0x400000"
 

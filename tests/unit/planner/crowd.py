@@ -7,7 +7,7 @@ import msgspec
 
 from omnibus.bus import Bus, subjects
 from omnibus.bus.messages import ExecutorStatus
-from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors
+from omnibus.cluster.presence import DesiredExecutors, ExecutorKind, desired_executors
 from omnibus.errors import ProtocolError
 from omnibus.plan import Plan
 from omnibus.service import until_cancelled

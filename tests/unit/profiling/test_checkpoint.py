@@ -17,10 +17,9 @@ from omnibus.families import catalog
 from omnibus.families.specs import KNOWN
 from omnibus.profile import ModelProfile, OptionProfile, Point, RoleCost, TypeProfile
 from omnibus.profiling import memory, plot, run
-from omnibus.profiling.checkpoint import PartialProfile
 from omnibus.profiling.experiments import choose_options
-from omnibus.profiling.measurements import CostSample, MeasureSettings, OptionMeasurement
-from omnibus.profiling.steps import split_by_size
+from omnibus.profiling.loaded_option import split_by_size
+from omnibus.profiling.measurements import CostSample, MeasureSettings, OptionMeasurement, PartialProfile
 from omnibus.profiling.workload import Workload
 from omnibus_models import tiny
 from tests.gguf_files import write_gguf

@@ -3,10 +3,9 @@
 import pytest
 
 from omnibus.profiling.client import TimedAnswer
-from omnibus.profiling.engine_stats import EngineWindow, compare_stats, reports_busy
 from omnibus.profiling.load_generator import LoadRequest, LoadResult
-from omnibus.profiling.monitor import BusySample
-from omnibus.profiling.steps import StepMeasurement, bottleneck_notes, option_loads
+from omnibus.profiling.loaded_option import StepMeasurement, bottleneck_notes, option_loads
+from omnibus.profiling.monitor import BusySample, EngineWindow, compare_stats, reports_busy
 from tests.unit.profiling.test_load_generator import make_request
 
 SEEN = LoadResult(32, 8.0, [(LoadRequest(make_request()), TimedAnswer(done=1.0))])

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from omnibus.process.parent_death import die_with_parent
 from omnibus.process.spec import PACKAGE_PATH
+from omnibus.process.tuning import die_with_parent
 from omnibus.up import fork_client
 from tests.unit.up.programs import WITHIN
 

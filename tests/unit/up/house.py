@@ -10,14 +10,12 @@ from typing import Any
 
 from omnibus.cluster.presence import GatewayPlans
 from omnibus.plan import DeploymentOption, ModelPlan, Plan
-from omnibus.process.restart import RestartPolicy
 from omnibus.process.spec import ProcessSpec
-from omnibus.process.supervise import Exit
+from omnibus.process.supervise import Exit, RestartPolicy
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
 from omnibus.up import infra
-from omnibus.up.executor_specs import process_specs
-from omnibus.up.executors import Executors
+from omnibus.up.executors import Executors, process_specs
 from omnibus.up.supervisor import Supervisor
 from tests.unit.up.programs import SLEEPS, WITHIN, Lines, all_gone, log_to
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.up.clean_pages import drop_clean_pages
+from omnibus.up.fork_server import drop_clean_pages
 
 PAGE = mmap.PAGESIZE
 

@@ -13,8 +13,8 @@ import pytest
 from omnibus.plan import DeploymentOption, ModelPlan, Plan
 from omnibus.process.spec import ProcessSpec
 from omnibus.settings import ServiceSettings, read_settings
-from omnibus.up import executor_specs
-from omnibus.up.executor_specs import process_specs
+from omnibus.up import executors as executor_specs
+from omnibus.up.executors import process_specs
 from tests.unit.up.house import SupervisorHouse, make_model, make_plan
 from tests.unit.up.programs import DRAINS, SLEEPS, WITHIN, all_gone
 

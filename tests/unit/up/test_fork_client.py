@@ -6,7 +6,7 @@ import psutil
 import pytest
 
 from omnibus.process.spec import python_command
-from omnibus.up import motion
+from omnibus.up import watchdog as motion
 from tests.unit.up.births import ForkServer, read_pids
 
 

@@ -7,7 +7,7 @@ import pytest
 from omnibus.cells import join_cells
 from omnibus.plan import DeploymentOption, ModelPlan, Plan
 from omnibus.plan import Path as PlanPath
-from omnibus.up.executor_specs import process_specs
+from omnibus.up.executors import process_specs
 from omnibus.up.nodes import Nodes
 
 

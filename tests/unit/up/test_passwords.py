@@ -17,7 +17,7 @@ import redis
 from omnibus.up import infra
 from omnibus.up.infra import InfraServer
 from omnibus.up.ports import LOOPBACK
-from omnibus.up.run_dir import RunDirectory
+from omnibus.up.runs import RunDirectory
 
 WORD = "A-word_of-the-run"
 NOBODY = 65534

@@ -9,14 +9,14 @@ import pytest
 
 from omnibus.plan import Plan
 from omnibus.process.spec import python_path
-from omnibus.up.executor_specs import process_specs
+from omnibus.up.executors import process_specs
 from tests.unit.up.house import make_plan
 
 AUTOGROUP = Path("/proc/self/autogroup")
 #: Prints the resulting priorities of a process and its session.
 PROGRAM = f"""
 import os
-from omnibus.process.priority import lower_priority
+from omnibus.process.tuning import lower_priority
 lower_priority(NICE)
 lower_priority(NICE)
 group = open("{AUTOGROUP}").read() if os.access("{AUTOGROUP}", os.W_OK) else f"none nice {{NICE}}"

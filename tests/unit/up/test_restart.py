@@ -2,7 +2,7 @@
 
 import pytest
 
-from omnibus.process.restart import Backoff, RestartPolicy, restart_on_exit
+from omnibus.process.supervise import Backoff, RestartPolicy, restart_on_exit
 
 
 def test_pauses_grow_up_to_the_longest_and_never_end():

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from omnibus.process.restart import RestartPolicy
 from omnibus.process.spec import ProcessSpec
+from omnibus.process.supervise import RestartPolicy
 from omnibus.up.supervisor import Supervisor
 from tests.unit.up.programs import SLEEPS, WITHIN, Lines, log_to, python_code
 

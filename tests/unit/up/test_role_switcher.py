@@ -10,15 +10,12 @@ import pytest
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.role_messages import TAKEN, RoleAssignment, decode_role
-from omnibus.cluster.desired import ID
-from omnibus.cluster.presence import ReadyExecutors
+from omnibus.cluster.presence import ID, ReadyExecutors
 from omnibus.errors import BadRequest
 from omnibus.plan import DeploymentOption, Plan
 from omnibus.process.spec import ProcessSpec
 from omnibus.settings import BusSettings
-from omnibus.up.executor_specs import process_specs
-from omnibus.up.executors import Executors
-from omnibus.up.role_switcher import RoleSwitcher, can_become, in_role
+from omnibus.up.executors import Executors, RoleSwitcher, can_become, in_role, process_specs
 from tests.memory_bus import MemoryBus
 from tests.unit.up.house import SupervisorHouse, make_model
 from tests.unit.up.programs import log_to

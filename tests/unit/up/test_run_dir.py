@@ -14,14 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 from omnibus.errors import BadRequest, Conflict, Fatal, StageUnavailable
-from omnibus.up import run_dir, runs
-from omnibus.up.run_dir import RunDirectory
-from omnibus.up.runs import RunState
+from omnibus.up import runs
+from omnibus.up import runs as run_dir
+from omnibus.up.runs import RunDirectory, RunState
 from omnibus.up.shm import SHARED_MEMORY
 
 HOLDER = """
 import sys, time
-from omnibus.up.run_dir import RunDirectory
+from omnibus.up.runs import RunDirectory
 from omnibus.up.runs import RunState
 with RunDirectory() as directory:
     directory.write_state(RunState(str(directory.path), 1, time.time(), "nats://n", "redis://r", shm_prefix=sys.argv[1]))

@@ -13,7 +13,8 @@ import pytest
 
 from omnibus.cli.gateway import Gateway, find_gateway
 from omnibus.errors import BadRequest, Conflict, StageUnavailable
-from omnibus.up import run_dir, runs
+from omnibus.up import runs
+from omnibus.up import runs as run_dir
 from omnibus.up.stack import Stack
 from tests import certificates
 from tests.e2e import warm

@@ -12,8 +12,7 @@ from omnibus.cluster.presence import ReadyExecutors
 from omnibus.plan import DeploymentOption, Plan
 from omnibus.process.spec import ProcessSpec
 from omnibus.settings import BusSettings
-from omnibus.up.executor_specs import process_specs, reconcile_specs
-from omnibus.up.executors import Executors
+from omnibus.up.executors import Executors, process_specs, reconcile_specs
 from tests.memory_bus import MemoryBus
 from tests.unit.up.house import SupervisorHouse, make_model, make_plan
 from tests.unit.up.programs import all_gone, log_to

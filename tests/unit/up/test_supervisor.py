@@ -9,9 +9,8 @@ import pytest
 import redis.asyncio as redis
 
 from omnibus.errors import BadRequest, DeadlineExceeded, Fatal
-from omnibus.process.restart import RestartPolicy
 from omnibus.process.spec import ProcessSpec
-from omnibus.process.supervise import Exit
+from omnibus.process.supervise import Exit, RestartPolicy
 from omnibus.up import infra
 from omnibus.up.shm import SHARED_MEMORY
 from omnibus.up.supervisor import Supervisor

@@ -17,17 +17,16 @@ import pytest
 
 from omnibus.bus import subjects
 from omnibus.bus.messages import ExecutorStatus
-from omnibus.cluster.desired import ID
+from omnibus.cluster.presence import ID
 from omnibus.metrics.http import ScrapeServer
 from omnibus.process.spec import PACKAGE_PATH, ProcessSpec, python_command
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings
 from omnibus.up import infra
 from omnibus.up.health import Endpoints, fetch_status
-from omnibus.up.motion import find_forked_pid, read_thread_states
 from omnibus.up.supervisor import Supervisor
 from omnibus.up.tiny_models import tiny_models
-from omnibus.up.watchdog import Watchdog
+from omnibus.up.watchdog import Watchdog, find_forked_pid, read_thread_states
 from omnibus_models import tiny
 from tests.e2e import warm
 from tests.memory_bus import MemoryBus

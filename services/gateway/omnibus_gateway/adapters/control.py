@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from omnibus.checkpoints.adapter_source import describe_adapter
+from omnibus.checkpoints.adapters import describe_adapter
 from omnibus.errors import BadRequest, Conflict, NotFound
 from omnibus.plan import LANGUAGE_COMPONENTS
 from omnibus.settings import GatewaySettings

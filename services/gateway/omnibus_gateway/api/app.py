@@ -29,7 +29,7 @@ from omnibus_gateway.anthropic.openapi import message_components, message_paths
 from omnibus_gateway.api.direct_chat import DirectChatRoute
 from omnibus_gateway.api.routes import RouteTable
 from omnibus_gateway.apps import openapi_document
-from omnibus_gateway.apps.invoke_route import called_app
+from omnibus_gateway.apps.chat import called_app
 from omnibus_gateway.apps.routes import INVOKE, Routes
 from omnibus_gateway.apps.served_apps import Registry
 from omnibus_gateway.apps.service import AppService

@@ -18,7 +18,6 @@ import msgspec
 from omnibus.encoding.image import MIME
 from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.http.direct import PARSED_BODY
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
@@ -37,7 +36,7 @@ from omnibus_gateway.request.accumulator import AnswerAccumulator, ChoicesAccumu
 from omnibus_gateway.request.continuing import OriginalRequest, ResumableStream
 from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.routing.router import Router
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.chat_response import render_choices, render_completion, stream_choices, stream_events
 from omnibus_gateway.tasks.images import (
     CLIENT_PARAM_NAMES,
@@ -225,7 +224,7 @@ class ChatRoute(PostRoute):
         self._draw = draw
         self._translate = translate
         #: The chats of apps as well, once there are any: their models are registered at run time.
-        self.chats: Chat | AppChats = chat
+        self.chats: Chats = chat
 
     def handle_request(self, post: PostRequest, sending: ResponseWriter) -> Awaitable[None]:
         dialect = post.headers.get(_DIALECT)

@@ -17,8 +17,13 @@ from omnibus_gateway.auth.access_rules import bearer_token
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter, refuse_request
 from omnibus_gateway.http.websocket import WebSocketConnection, rejecting_send, sent_authorization
-from omnibus_gateway.openai.realtime.client_secrets import PATH, encode_client_secret, parse_client_secret_request
-from omnibus_gateway.openai.realtime.session import SessionKind, SessionUpdate
+from omnibus_gateway.openai.realtime.session import (
+    PATH,
+    SessionKind,
+    SessionUpdate,
+    encode_client_secret,
+    parse_client_secret_request,
+)
 from omnibus_gateway.realtime.config import check_update
 from omnibus_gateway.realtime.service import OpenedSession, Realtime
 from omnibus_gateway.realtime.tokens import ClientSecrets, ResumeToken

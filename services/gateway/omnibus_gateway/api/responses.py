@@ -36,10 +36,12 @@ from omnibus_gateway.openai.responses.conversations import (
     ConversationDeleted,
     ConversationRequest,
     ConversationUpdate,
+    ListItemsQuery,
     NewItems,
+    RetrieveQuery,
     parse_conversation_body,
+    parse_query,
 )
-from omnibus_gateway.openai.responses.query import ListItemsQuery, RetrieveQuery, parse_query
 from omnibus_gateway.openai.responses.request import CANCEL, INPUT_ITEMS, RESPONSE, parse_response_request
 from omnibus_gateway.openai.responses.response import ResponseDeleted, encode_response
 from omnibus_gateway.responses.context import ResponseContext

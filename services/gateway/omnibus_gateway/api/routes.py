@@ -27,13 +27,12 @@ from omnibus_gateway.api.speech import SpeechRoute
 from omnibus_gateway.api.transcriptions import TranscriptionRoute, TranslationRoute
 from omnibus_gateway.api.videos import VideoRoutes
 from omnibus_gateway.apps.chat import AppChats
-from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.batches.service import Batches
 from omnibus_gateway.http.exchange import PostRoute
 from omnibus_gateway.media.files import MadeFiles
 from omnibus_gateway.openai import completions, embeddings, openapi, rerank, speech, transcriptions
 from omnibus_gateway.openai import images as pictures
-from omnibus_gateway.openai.realtime.client_secrets import CLIENT_SECRETS
+from omnibus_gateway.openai.realtime.session import CLIENT_SECRETS
 from omnibus_gateway.openai.responses import request as response_requests
 from omnibus_gateway.openai.responses.context import COMPACT, INPUT_TOKENS
 from omnibus_gateway.realtime.service import Realtime
@@ -47,7 +46,7 @@ from omnibus_gateway.responses.service import Responses
 from omnibus_gateway.responses.sockets import ResponseSockets
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.images import ImageTasks
-from omnibus_gateway.tasks.recognition import Speakers
+from omnibus_gateway.tasks.recognition import RecordingReader, Speakers
 from omnibus_gateway.tenancy.deferred import DeferredWork
 from omnibus_gateway.videos.service import Videos
 

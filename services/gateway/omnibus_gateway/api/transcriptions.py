@@ -22,8 +22,6 @@ from omnibus.task.library import (
     TranscriptSegment,
     TranscriptWord,
 )
-from omnibus_gateway.apps.chat import AppChats
-from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
@@ -34,9 +32,10 @@ from omnibus_gateway.openai.multipart import Form
 from omnibus_gateway.openai.transcriptions import SYSTEM, TranscriptionForm, VerboseWord, instruct_transcription
 from omnibus_gateway.request.accumulator import AnswerAccumulator
 from omnibus_gateway.request.request import ClientRequest, run_to_end
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.chat_response import open_output_streams
 from omnibus_gateway.tasks.prepared_chat import PreparedChat as AskedOfModel
+from omnibus_gateway.tasks.recognition import RecordingReader
 from omnibus_gateway.tasks.resolve import rename_params
 
 TEXT = b"text/plain; charset=utf-8"
@@ -69,7 +68,7 @@ class TranscriptionRoute(PostRoute):
         super().__init__(settings)
         self._chat = chat
         self._recordings = recordings
-        self.chats: Chat | AppChats = chat
+        self.chats: Chats = chat
 
     async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
         form = multipart.parse_form(post.body, post.content_type)

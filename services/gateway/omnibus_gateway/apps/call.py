@@ -8,10 +8,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from omnibus.app import protocol
-from omnibus.app.array_codec import unpack_items
+from omnibus.app.protocol import unpack_items
 from omnibus.errors import AppFailed, DeadlineExceeded, OmnibusError, ProtocolError, from_problem
-from omnibus_gateway.apps.graph_submission import SegmentRunner, SegmentSubmissions
-from omnibus_gateway.apps.output_buffer import AppOutputStream, check_json_line, output_names
+from omnibus_gateway.apps.graph_submission import (
+    AppOutputStream,
+    SegmentRunner,
+    SegmentSubmissions,
+    check_json_line,
+    output_names,
+)
 from omnibus_gateway.apps.worker_process import WorkerProcess
 from omnibus_gateway.dispatch.streams import ItemStream
 from omnibus_gateway.request.admission import app_deadline_error

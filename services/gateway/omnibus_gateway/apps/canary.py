@@ -18,25 +18,23 @@ from typing import Any
 import msgspec
 
 from omnibus.app import protocol
-from omnibus.canary.gate import GateRules
+from omnibus.canary.candidate import GateRules
 from omnibus.encoding.audio import to_pcm16
 from omnibus.errors import Conflict, OmnibusError, Overloaded
 from omnibus.recording.records import RecordedAnswer
 from omnibus.service import until_cancelled
 from omnibus_gateway.apps.call import Call
-from omnibus_gateway.apps.mirrored_request import MirroredRequest
-from omnibus_gateway.apps.recorded_calls import RecordedCall, find_calls
+from omnibus_gateway.apps.mirrored_request import MirroredRequest, RecordedCall, find_calls
 from omnibus_gateway.apps.response_schemas import AppCanaryRequest, AppCanaryView, ComparedCall
 from omnibus_gateway.apps.worker_supervisor import WorkerSupervisor
 from omnibus_gateway.dispatch.retention import RecordedChunk
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.media.blob_store import MediaStore
-from omnibus_gateway.replay.mirrored import digest_chunks
+from omnibus_gateway.replay.replay import digest_chunks
 from omnibus_gateway.request.admission import app_deadline_error
 from omnibus_gateway.request.request import RequestFactory
-from omnibus_gateway.shadow.compare import count_comparable, describe_difference, has_content
-from omnibus_gateway.shadow.compare_json import describe_json_difference
-from omnibus_gateway.shadow.spare_room import LOOK_SECONDS, PAUSE_SECONDS, Place, SpareRoom
+from omnibus_gateway.shadow.compare import count_comparable, describe_difference, describe_json_difference, has_content
+from omnibus_gateway.shadow.mirror import LOOK_SECONDS, PAUSE_SECONDS, Place, SpareRoom
 
 #: Text fields in the chunks of a chat.
 _TEXTS = ("text", "calls", "reasoning")

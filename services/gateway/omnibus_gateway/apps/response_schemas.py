@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from omnibus.app_record import AppModel
-from omnibus.canary.gate import GateRules
+from omnibus.canary.candidate import GateRules
 
 #: Maximum number of calls for a canary.
 MAX_CALLS = 1000
@@ -55,7 +55,7 @@ class SourceView(Struct, frozen=True, omit_defaults=True):
 class AppCanaryRequest(Struct, frozen=True, forbid_unknown_fields=True):
     """Canary of a new version: compares the ``last`` recorded calls, at most for ``within`` seconds.
 
-    ``tolerance`` and ``score`` are those of ``omnibus.canary.gate.GateRules``.
+    ``tolerance`` and ``score`` are those of ``omnibus.canary.candidate.GateRules``.
     """
 
     last: Annotated[int, Meta(ge=1, le=MAX_CALLS)]

@@ -18,14 +18,13 @@ from typing import Any, Protocol
 from omnibus.app.protocol import Description
 from omnibus.app_record import VERSION_SEPARATOR, AppRecord, AppSource
 from omnibus.errors import Fatal, NotFound, OmnibusError, ProblemDetails, Retryable, StageUnavailable
-from omnibus.process.restart import Backoff, RestartPolicy
+from omnibus.process.supervise import Backoff, RestartPolicy
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
 from omnibus_gateway.apps import source_policy
 from omnibus_gateway.apps.pending_versions import PendingVersions
 from omnibus_gateway.apps.response_schemas import WorkerProblem, WorkerView
-from omnibus_gateway.apps.warm_workers import WarmWorkers
-from omnibus_gateway.apps.worker_supervisor import WorkerSupervisor
+from omnibus_gateway.apps.worker_supervisor import WarmWorkers, WorkerSupervisor
 from omnibus_gateway.request.admission import app_deadline_error
 
 

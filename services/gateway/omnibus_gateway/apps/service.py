@@ -9,14 +9,13 @@ from omnibus.settings import GatewaySettings
 from omnibus.store import Store
 from omnibus_gateway.adapters.control import AdapterControl
 from omnibus_gateway.apps.canary import AppCanary
-from omnibus_gateway.apps.chat import AppChats
-from omnibus_gateway.apps.invoke_route import InvokeRoute
+from omnibus_gateway.apps.chat import AppChats, InvokeRoute
 from omnibus_gateway.apps.registration import AppControl
 from omnibus_gateway.apps.served_apps import Registry
 from omnibus_gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
 from omnibus_gateway.request.request import RequestFactory
 from omnibus_gateway.routing.router import Router
-from omnibus_gateway.shadow.spare_room import SpareRoom, waiting_counter
+from omnibus_gateway.shadow.mirror import SpareRoom, waiting_counter
 from omnibus_gateway.tasks.chat import Chat
 
 

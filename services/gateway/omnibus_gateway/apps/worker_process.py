@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Protocol
 
 import omnibus
-from omnibus.app import framing, protocol
+from omnibus.app import protocol
 from omnibus.app.module_loader import UPLOAD
 from omnibus.app.protocol import Description
-from omnibus.app.transport import WorkerLink
+from omnibus.app.transport import WorkerLink, encode_message, from_worker
 from omnibus.app_record import AppSource
 from omnibus.errors import AppFailed, Fatal, OmnibusError, ProtocolError, from_problem
 from omnibus.process.process import ChildProcess
@@ -132,7 +132,7 @@ class WorkerProcess:
             worker_socket.close()
         own_socket.setblocking(False)
         process._link = await WorkerLink.open(own_socket, process._handle_message, process._on_link_lost)
-        process._link.send(framing.encode_message(protocol.LoadApp(source, text, memory, show_errors)))
+        process._link.send(encode_message(protocol.LoadApp(source, text, memory, show_errors)))
         return process
 
     @property
@@ -170,7 +170,7 @@ class WorkerProcess:
     def send(self, message: protocol.WorkerMessage) -> None:
         """Send a message, or drop it if the process is gone. Raises ``TooLarge``."""
         if self._link is not None:
-            self._link.send(framing.encode_message(message))
+            self._link.send(encode_message(message))
 
     async def drain(self) -> None:
         """Wait until the worker has read most of the messages."""
@@ -227,7 +227,7 @@ class WorkerProcess:
     # Messages of the worker
 
     def _handle_message(self, body: bytes) -> None:
-        message = framing.from_worker(body)
+        message = from_worker(body)
         match message:
             case protocol.AppReady(description):
                 if self._ready.done():

@@ -27,6 +27,7 @@ from omnibus.errors import (
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import REREAD_SECONDS, JobRecord, Store
+from omnibus.store.lease import JobLease
 from omnibus_gateway.batches.job_payload import (
     KIND,
     BatchOutcome,
@@ -56,7 +57,6 @@ from omnibus_gateway.openai.batches import (
 from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.tenancy.deferred import DeferredWork, revoked_error
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as, current_tenant, put_counted_job
-from omnibus_gateway.videos.lease import JobLease
 
 #: Seconds of a turn, after which a batch yields to a waiting batch of another tenant with fewer running ones.
 TURN_SECONDS = 5.0

@@ -1,18 +1,34 @@
-"""Data of the operators' pages: executors, dead letters and settings, without secrets."""
+"""Data of the operators' pages: executors, dead letters and settings, without secrets.
 
+Plans for the console: the current and the staged plan, changes and history.
+
+Replays and forks of recorded invocations, from the console.
+
+They are streams of the output of ``omnibus replay``.
+"""
+
+import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
-from omnibus.bus import Bus
-from omnibus.errors import NotFound, ProtocolError
-from omnibus.recording import dead_letters
+from omnibus import graph
+from omnibus.bus import Bus, subjects
+from omnibus.cluster.monitor.plan_diff import plan_differences
+from omnibus.cluster.presence import replica_counts
+from omnibus.errors import BadRequest, NotFound, OmnibusError, ProtocolError
+from omnibus.families import catalog
+from omnibus.graph import UNREADABLE, Invocation
+from omnibus.plan import ModelPlan, Plan
+from omnibus.recording import dead_letters, records
 from omnibus.recording.dead_letters import DeadLetter
+from omnibus.recording.steps import find_node, fork_invocation, start_headers
 from omnibus.reference.fields import area_variables
 from omnibus.settings import BusSettings, GatewaySettings, ServiceSettings, SidecarSettings, StoreSettings
+from omnibus.store import PlanHistoryEntry, Store
 from omnibus_gateway.routing.executors import ExecutorEntry, ExecutorTable
 
 #: Areas of settings that a gateway reads.
@@ -121,3 +137,133 @@ def describe_settings(environ: Callable[[], dict[str, str]] = lambda: dict(os.en
         for area in SETTING_AREAS
         for variable in area_variables(area, environment)
     ]
+
+
+#: Limit of the past epochs.
+MAX_PAST_EPOCHS = 30
+
+
+async def describe_plans(store: Store) -> dict[str, Any]:
+    """Return the plans as plain values. Raises ``StoreUnavailable``.
+
+    ``changes`` are rows of subject, before and after. They lead to the staged plan, else from the previous plan to the
+    current one.
+    """
+    stand, problems, past = await asyncio.gather(
+        store.plan_state(), store.plan_problems(), store.plan_history(MAX_PAST_EPOCHS)
+    )
+    plan = await store.plan(stand.epoch) if stand.epoch else None
+    next_plan = await store.staged_plan() if stand.staged else None
+    score = await store.plan_score(stand.epoch) if stand.epoch else None
+    return {
+        "plan": msgspec.to_builtins(plan),
+        "staged": msgspec.to_builtins(next_plan),
+        "pin": stand.pin,
+        "score": msgspec.to_builtins(score),
+        "problems": msgspec.to_builtins(problems),
+        "changes": _plan_changes(plan, next_plan, past),
+        "history": [_summarize_epoch(each) for each in past],
+        "models": describe_models(plan.models if plan is not None else {}),
+    }
+
+
+def describe_models(models: Mapping[str, ModelPlan]) -> dict[str, dict[str, Any]]:
+    """Return the inputs, outputs, voices and apps of each model."""
+    return {
+        name: {**_describe_modalities(model), "voices": list(model.voices), "apps": list(model.apps)}
+        for name, model in models.items()
+    }
+
+
+def _describe_modalities(model: ModelPlan) -> dict[str, list[str]]:
+    try:
+        family = catalog.find_family(model.family)
+    except OmnibusError:  # an app's, or a plugin's that this gateway does not have
+        return {"takes": ["text", *model.encoders], "gives": []}
+    gives = catalog.output_kinds({**family, "components": model.components})
+    if "text" not in gives and any(family["tasks"].get(part) in catalog.CHATTING for part in model.components):
+        gives = ["text", *gives]
+    return {"takes": catalog.input_kinds({**family, "encoders": model.encoders}), "gives": gives}
+
+
+def _plan_changes(plan: Plan | None, next_plan: Plan | None, past: Sequence[PlanHistoryEntry]) -> list[list[str]]:
+    if plan is None:
+        return []
+    if next_plan is not None:
+        return list(plan_differences(plan, next_plan))
+    before = next((each.plan for each in past if each.epoch < plan.epoch), None)
+    return list(plan_differences(before, plan)) if before is not None else []
+
+
+def _summarize_epoch(each: PlanHistoryEntry) -> dict[str, Any]:
+    if each.plan is None:
+        return {"epoch": each.epoch, "fault": each.fault}
+    plan = each.plan
+    executors = {f"{kind.model}/{kind.option}": count for kind, count in replica_counts(plan.models).items()}
+    return {"epoch": each.epoch, "created": plan.created, "reason": plan.reason, "executors": executors}
+
+
+#: Query parameters that a replay accepts.
+REPLAY_PARAMS = ("from", "path", "route")
+#: Seconds of silence after which a replay times out.
+REPLAY_IDLE_SECONDS = 120.0
+#: Limit of the bytes of a fork's body, which may replace a long text.
+MAX_BODY_BYTES = 1 << 20
+
+
+class ForkRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fork. ``node`` is a number or component, ``changes`` are by input or ``INPUT.KEY``."""
+
+    node: int | str
+    changes: dict[str, Any] = {}
+    seed: Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+
+
+class ConsoleReplays:
+    """Runs recorded invocations again over ``bus``."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def stream_replay(self, id: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
+        """Yield the output of ``omnibus replay``: where it runs, then the answer and the comparison.
+
+        ``from``, ``path`` and ``route`` of ``query`` are the headers of ``omnibus_gateway.replay.options``. Raises
+        ``BadRequest`` for other parameters, and ``NotFound``.
+        """
+        headers = _replay_headers(query)
+        record = await records.find_record(self._bus, id)
+        async for part in self._run(record.invocation, headers):
+            yield part
+
+    async def stream_fork(self, id: str, body: bytes) -> AsyncGenerator[bytes, None]:
+        """Yield the output of ``omnibus fork`` for the JSON ``ForkRequest`` in ``body``.
+
+        Stages before the changed one are replayed from stored outputs, if there are any. Raises ``BadRequest`` and
+        ``NotFound``.
+        """
+        try:
+            fork_request = msgspec.json.decode(body, type=ForkRequest)
+        except UNREADABLE as error:
+            raise BadRequest(f"invalid fork: {error}") from error
+        record = await records.find_record(self._bus, id)
+        node = find_node(record.invocation, str(fork_request.node))
+        fork = fork_invocation(record.invocation, node, fork_request.changes, fork_request.seed)
+        async for part in self._run(fork, start_headers(*record, node)):
+            yield part
+
+    async def _run(self, invocation: Invocation, headers: dict[str, str]) -> AsyncGenerator[bytes, None]:
+        body = graph.encode_invocation(invocation)
+        async for part in self._bus.request_stream(subjects.REPLAY, body, REPLAY_IDLE_SECONDS, headers or None):
+            yield part
+
+
+def _replay_headers(query: Mapping[str, str]) -> dict[str, str]:
+    """Raises ``BadRequest`` for unknown parameters and values that cannot be headers."""
+    headers = {name: value for name, value in query.items() if value}
+    for name, value in headers.items():
+        if name not in REPLAY_PARAMS or not (value.isascii() and value.isprintable()):
+            raise BadRequest(
+                f"a replay accepts only {', '.join(REPLAY_PARAMS)}, with printable ASCII values", param=name[:80]
+            )
+    return {f"Omnibus-{name}": value for name, value in headers.items()}

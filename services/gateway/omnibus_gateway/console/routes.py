@@ -13,13 +13,12 @@ from omnibus.bus import Bus
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
 from omnibus_gateway.auth.access_rules import AdminAuth
-from omnibus_gateway.console import operations, replays
+from omnibus_gateway.console import operations
 from omnibus_gateway.console.broadcaster import LiveStates
 from omnibus_gateway.console.history import MAX_SPAN_SECONDS, read_history
 from omnibus_gateway.console.keys import MAX_BODY_BYTES, ConsoleKeys
 from omnibus_gateway.console.log_tail import MAX_LINES, read_log_tail
-from omnibus_gateway.console.plans import describe_plans
-from omnibus_gateway.console.replays import ConsoleReplays
+from omnibus_gateway.console.operations import ConsoleReplays, describe_plans
 from omnibus_gateway.console.static_files import ConsolePages
 from omnibus_gateway.http.exchange import (
     ConnectedClient,
@@ -155,7 +154,7 @@ class _EventStreamRoute:
         sending, request = ResponseWriter(send), Request(scope)
         async with RequestOutcome(sending):
             self._admin.check_control_access(request.headers)
-            body = (await read_request(scope, receive, replays.MAX_BODY_BYTES)).body
+            body = (await read_request(scope, receive, operations.MAX_BODY_BYTES)).body
             async with ConnectedClient(scope, receive):
                 stream = as_events(self._stream(request, body))
                 await sending.send_stream(stream, extra=[(b"x-accel-buffering", b"no")])

@@ -7,6 +7,8 @@ Reservations of room for files, until they are stored.
 
 All gateways reserve in the store, so concurrent uploads cannot exceed a limit together: a later upload sees the
 earlier reservation or file. While the store is unavailable, each gateway counts its own uploads.
+
+Resolution of file ids in a chat to media.
 """
 
 import asyncio
@@ -15,7 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -26,6 +28,8 @@ from omnibus.store import AccountTotal, Store, TenantAccount
 from omnibus_gateway.files.object_storage import ObjectStorage, StoredObject
 from omnibus_gateway.media.files import is_file_id, new_secret_id
 from omnibus_gateway.media.headers.sniff import sniff_content
+from omnibus_gateway.media.inspect import accepted_text
+from omnibus_gateway.openai.messages import FILE_PART, MediaRef
 from omnibus_gateway.tenancy.tenant import current_tenant
 
 log = logging.getLogger(__name__)
@@ -323,3 +327,40 @@ def _key(part: str, id: str) -> str:
 
 def _not_found_error() -> NotFound:
     return NotFound("file not found: unknown or expired id, or a file of another tenant", param="file_id")
+
+
+_MEDIA = ("image", "audio", "video")
+
+
+async def resolve_files(
+    messages: Sequence[dict[str, Any]], refs: Sequence[MediaRef], files: ClientFiles
+) -> list[MediaRef]:
+    """Set the modality of each file in ``refs`` and ``messages``.
+
+    Raises ``NotFound`` for an unknown file, and ``BadRequest`` for a file that is not an image, audio or video.
+    """
+    resolved_refs = [ref if ref.modality != FILE_PART else await _resolve_file(ref, files) for ref in refs]
+    parts = [part for message in messages for part in _media_parts(message)]
+    for part, ref in zip(parts, resolved_refs, strict=True):
+        part["type"] = ref.modality
+    return resolved_refs
+
+
+async def _resolve_file(ref: MediaRef, files: ClientFiles) -> MediaRef:
+    try:
+        about = await files.get(ref.file_id)
+    except NotFound as error:
+        error.param = ref.param
+        raise
+    if about.modality not in _MEDIA:
+        raise BadRequest(
+            f"The file is {about.mime or 'of an unknown type'}: send an image, audio or video. "
+            + " ".join(map(accepted_text, sorted(_MEDIA))),
+            param=ref.param,
+        )
+    return msgspec.structs.replace(ref, modality=about.modality)
+
+
+def _media_parts(message: dict[str, Any]) -> list[dict[str, str]]:
+    content = message["content"]
+    return [part for part in content if part["type"] != "text"] if isinstance(content, list) else []

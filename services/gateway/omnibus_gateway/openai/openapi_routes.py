@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from omnibus_gateway.openai import batches, completions, files
-from omnibus_gateway.openai.realtime import client_secrets
+from omnibus_gateway.openai.realtime import session
 from omnibus_gateway.openai.responses import context, conversations
-from omnibus_gateway.openai.responses.query import ListItemsQuery, RetrieveQuery
+from omnibus_gateway.openai.responses.conversations import ListItemsQuery, RetrieveQuery
 from omnibus_gateway.openai.responses.request import CANCEL, INPUT_ITEMS, PATH, RESPONSE, ResponseRequest
 from omnibus_gateway.openai.responses.response import ItemList, ResponseDeleted, ResponseObject
 from omnibus_gateway.openai.responses.sequence import ResponseEvent
@@ -78,7 +78,7 @@ def schema_ref(name: str) -> dict[str, str]:
     return {"$ref": REF.format(name=name)}
 
 
-REALTIME_SHAPES = (client_secrets.ClientSecretRequest, client_secrets.ClientSecret)
+REALTIME_SHAPES = (session.ClientSecretRequest, session.ClientSecret)
 
 
 def realtime_paths() -> dict[str, Any]:
@@ -99,8 +99,8 @@ def realtime_paths() -> dict[str, Any]:
         "content": json_content("ClientSecret"),
     }
     return {
-        client_secrets.PATH: {"get": opening},
-        client_secrets.CLIENT_SECRETS: {
+        session.PATH: {"get": opening},
+        session.CLIENT_SECRETS: {
             "post": post_operation(
                 "create_client_secret",
                 "Create a key for a browser.",

@@ -8,7 +8,8 @@ import pybase64
 
 from omnibus.errors import BadRequest, Conflict
 from omnibus_gateway.media import urls
-from omnibus_gateway.openai.realtime.items import (
+from omnibus_gateway.openai.realtime.session import (
+    AudioFormat,
     RealtimeFunctionCall,
     RealtimeFunctionOutput,
     RealtimeInputAudio,
@@ -17,7 +18,6 @@ from omnibus_gateway.openai.realtime.items import (
     RealtimeMessage,
     RealtimeOutputAudio,
 )
-from omnibus_gateway.openai.realtime.session import AudioFormat
 from omnibus_gateway.realtime.config import to_bytes, to_milliseconds
 from omnibus_gateway.realtime.event_sender import unknown_item_error
 

@@ -18,8 +18,6 @@ from omnibus.metrics import GATEWAY
 from omnibus.recording.sessions import read_session
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.apps.chat import AppChats
-from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.http import websocket
 from omnibus_gateway.http.websocket import WebSocketConnection
 from omnibus_gateway.openai.errors import client_error
@@ -41,7 +39,8 @@ from omnibus_gateway.realtime.speech_detectors import DetectorFactory, SpeechDet
 from omnibus_gateway.realtime.tokens import ResumeToken, new_session_id, parse_event_number
 from omnibus_gateway.realtime.transcriber import require_hearing
 from omnibus_gateway.realtime.turns import SessionContext
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import Chat, Chats
+from omnibus_gateway.tasks.recognition import RecordingReader
 from omnibus_gateway.tenancy.body_budget import current_upload
 from omnibus_gateway.tenancy.deferred import LogBudget, revoked_error
 from omnibus_gateway.tenancy.open_sockets import OpenSockets, response_limit, wait_revoked
@@ -158,7 +157,7 @@ class Realtime(OpenSockets):
         self._bus = bus
         self._chat = chat
         self._recordings = recordings
-        self.chats: Chat | AppChats = chat
+        self.chats: Chats = chat
         GATEWAY.realtime_open.set_value(lambda: self.count)
 
     def open_session(
@@ -217,7 +216,7 @@ class Realtime(OpenSockets):
             if model:
                 require_hearing(self._chat, self.chats, self._recordings, model, "model")
             return TRANSCRIBES
-        if isinstance(self.chats, AppChats) and self.chats.is_served_by_app(model):
+        if self.chats.is_served_by_app(model):
             return ModelAbilities()
         model_plan = self._chat.find_model(model)
         return ModelAbilities(model_plan.has_talker, "audio" in model_plan.encoders, model_plan.voices)

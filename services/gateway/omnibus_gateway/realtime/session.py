@@ -16,8 +16,13 @@ from omnibus.errors import BadRequest, OmnibusError
 from omnibus.recording.sessions import InsertedItem, SessionEntry, SessionOrigin, TruncatedItem
 from omnibus_gateway.openai.realtime import client_events as wire
 from omnibus_gateway.openai.realtime.client_events import AppendAudio, ClearAudio, CommitAudio
-from omnibus_gateway.openai.realtime.items import RealtimeReference
-from omnibus_gateway.openai.realtime.session import ResponseOptions, SessionConfig, encode_event, is_given
+from omnibus_gateway.openai.realtime.session import (
+    RealtimeReference,
+    ResponseOptions,
+    SessionConfig,
+    encode_event,
+    is_given,
+)
 from omnibus_gateway.realtime.config import apply_options, apply_update
 from omnibus_gateway.realtime.conversation import (
     Conversation,

@@ -10,14 +10,14 @@ from omnibus.recording.sessions import SessionOrigin
 from omnibus.settings import GatewaySettings
 from omnibus.store import OVERHEAD_BYTES, SECRET_PREFIX, ClientSecretRecord, Store
 from omnibus_gateway.media.files import new_secret_id
-from omnibus_gateway.openai.realtime.client_secrets import (
+from omnibus_gateway.openai.realtime.session import (
     ClientSecret,
     ClientSecretRequest,
     SecretExpiry,
+    SessionUpdate,
     decode_update,
     encode_update,
 )
-from omnibus_gateway.openai.realtime.session import SessionUpdate
 from omnibus_gateway.tenancy.tenant import current_tenant, tenant_account
 
 #: Maximum number of valid client secrets of one tenant.

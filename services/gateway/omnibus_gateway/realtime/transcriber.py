@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager
 
 from omnibus.errors import BadRequest
 from omnibus.task.library import TranscribeParams
-from omnibus_gateway.apps.chat import AppChats
-from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.media.inspect import MediaLimits, inspect_files
 from omnibus_gateway.openai import chat_request as chats
@@ -23,17 +21,18 @@ from omnibus_gateway.realtime.response_events import Event
 from omnibus_gateway.realtime.turn import KnownOutput
 from omnibus_gateway.request.accumulator import AnswerAccumulator
 from omnibus_gateway.request.request import run_to_end
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.chat_response import open_output_streams
+from omnibus_gateway.tasks.recognition import RecordingReader
 
 #: Names of OpenAI's models that clients send by default: the session's own model transcribes instead.
 _HABITUAL_MODELS = re.compile(r"whisper-1|gpt-[a-z0-9.-]*(transcribe|whisper)[a-z0-9-]*")
 _PREFIX = "conversation.item.input_audio_transcription"
 
 
-def require_hearing(chat: Chat, chats: Chat | AppChats, recordings: RecordingReader, model: str, param: str) -> None:
+def require_hearing(chat: Chat, chats: Chats, recordings: RecordingReader, model: str, param: str) -> None:
     """Raise ``NotFound``, or ``BadRequest`` if the model has no audio input; app models that chat are not checked."""
-    if recordings.reads(model) or (isinstance(chats, AppChats) and chats.is_served_by_app(model)):
+    if recordings.reads(model) or chats.is_served_by_app(model):
         return
     try:
         chat.require_encoder(model, "audio")
@@ -52,7 +51,7 @@ class InputTranscriber:
         self,
         model: str,
         chat: Chat,
-        all_chats: Chat | AppChats,
+        all_chats: Chats,
         recordings: RecordingReader,
         limit: Callable[[], AbstractContextManager[None]],
         post: Callable[[Sequence[Event]], None],

@@ -26,14 +26,13 @@ from omnibus.encoding.audio import StreamingAudioEncoder
 from omnibus.errors import BadRequest, CannotContinue, ContextTooLong, OmnibusError, TooLarge
 from omnibus.metrics import GATEWAY
 from omnibus.structured.calls import CallPart, CallReader
-from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.openai import chat_request as chat
 from omnibus_gateway.openai.chat_request import ChatRequest, ImageUrl, Message
 from omnibus_gateway.openai.chat_response import call_id
 from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.realtime.session import RealtimeTool, SessionConfig
-from omnibus_gateway.openai.responses.tools import FlatNamedChoice
+from omnibus_gateway.openai.responses.items import FlatNamedChoice
 from omnibus_gateway.openai.tools import (
     FunctionCall,
     FunctionDefinition,
@@ -51,7 +50,7 @@ from omnibus_gateway.realtime.response_events import Event, ResponseEvents, inco
 from omnibus_gateway.realtime.restored import RestoredTurn
 from omnibus_gateway.request.accumulator import AnswerAccumulator, TokenIds
 from omnibus_gateway.request.request import ClientRequest, run_to_end
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.chat_response import join_samples, open_output_streams
 
 
@@ -221,7 +220,7 @@ class TurnSpec(NamedTuple):
     items: list[ConversationItem]
     limit: Callable[[], AbstractContextManager[None]]
     chat: Chat
-    chats: Chat | AppChats
+    chats: Chats
     restored: RestoredTurn | None = None
     conversation: str = ""
     is_logged: bool = False

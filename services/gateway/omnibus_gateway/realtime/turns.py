@@ -27,8 +27,6 @@ import msgspec
 from omnibus.errors import OmnibusError, Overloaded, TooSlow
 from omnibus.metrics import GATEWAY
 from omnibus.recording.sessions import BegunTurn
-from omnibus_gateway.apps.chat import AppChats
-from omnibus_gateway.apps.recordings import RecordingReader
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.realtime.session import SessionConfig, encode_event
 from omnibus_gateway.realtime.config import ModelAbilities, to_wav
@@ -46,7 +44,8 @@ from omnibus_gateway.realtime.restored import RestoredTurn, to_logged
 from omnibus_gateway.realtime.speech_detectors import EnergyDetector, FindDetector
 from omnibus_gateway.realtime.turn import CLIENT_CANCELLED, TURN_DETECTED, Turn, TurnSpec
 from omnibus_gateway.tasks.ahead import AheadEncoder, AheadPrefill
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import Chat, Chats
+from omnibus_gateway.tasks.recognition import RecordingReader
 
 #: Early answers in one turn; after more pauses, the answer starts when the turn has ended.
 MAX_PAUSES = 8
@@ -201,7 +200,7 @@ class SessionContext(NamedTuple):
     """
 
     chat: Chat
-    chats: Chat | AppChats
+    chats: Chats
     recordings: RecordingReader
     abilities: ModelAbilities
     expires_at: int
@@ -319,7 +318,7 @@ class SessionTurns:
             self._context.begins_early
             and config.kind == "realtime"
             and not self._turns
-            and not (isinstance(chats, AppChats) and chats.is_served_by_app(config.model))
+            and not chats.is_served_by_app(config.model)
         )
 
     def _create_early(self, config: SessionConfig, items: list[ConversationItem]) -> tuple[Turn, ResponseEvents]:

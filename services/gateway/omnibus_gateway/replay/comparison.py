@@ -3,29 +3,236 @@
 The record has digests of outputs that an app read. The answer of a plain chat has those of its text, reasoning and tool
 calls, and its samples, which may differ by ``MAX_SAMPLE_DIFFERENCE``. Outputs between stages are compared if they were
 kept, to name the first stage that made a difference.
+
+The first place in which two runs of an output differ. Pure, no I/O.
+
+Verdicts on replays: the compared outputs, their amount, and the first difference.
+
+``identical`` is True if all requested outputs are equal, and not all are empty. It is False if an output differs. It is
+None if that is unknown: the record lacks an answer, a digest or samples, or there was nothing to compare. Pure, no I/O.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from omnibus.errors import OmnibusError
+from omnibus.errors import OmnibusError, ProblemDetails
 from omnibus.graph import Invocation
 from omnibus.recording.records import EndRecord, KeptOutput, RecordedAnswer
+from omnibus.structured.calls import split_calls
 from omnibus_gateway.dispatch.inflight import TEXT, InflightInvocation
-from omnibus_gateway.dispatch.retention import OutputCapture, unpack_chunks
+from omnibus_gateway.dispatch.retention import OutputCapture, RecordedChunk, unpack_chunks
 from omnibus_gateway.dispatch.streams import Fingerprint, ResultStream
 from omnibus_gateway.media.blob_store import MediaStore
-from omnibus_gateway.replay.positions import find_position
-from omnibus_gateway.replay.verdict import (
-    OutputVerdict,
-    SegmentVerdict,
-    compare_calls,
-    compare_text,
-    describe_content,
-)
 from omnibus_gateway.request.accumulator import AnswerAccumulator, ChoicesAccumulator
 from omnibus_gateway.tasks.chat import APP
+
+
+def find_text_position(one: str, other: str) -> int | None:
+    """Return the first differing character, or the end of the shorter text; None if both are equal."""
+    if one == other:
+        return None
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
+
+
+def find_position(recorded_chunks: Sequence[RecordedChunk], now: Sequence[RecordedChunk]) -> str:
+    """Describe the first place that differs.
+
+    Empty if only the cuts differ, or only values that are neither text nor arrays.
+    """
+    for key in dict.fromkeys(key for chunk in (*recorded_chunks, *now) for key in chunk.data):
+        one, other = _join_values(recorded_chunks, key), _join_values(now, key)
+        if isinstance(one, str) and isinstance(other, str):
+            position = find_text_position(one, other)
+            if position is not None:
+                return f"{key} from character {position} on"
+        elif isinstance(one, list) and isinstance(other, list) and one != other:
+            pairs = enumerate(zip(one, other, strict=False))
+            at = next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
+            return f"{key} from element {at} on"
+    return _find_row(*([chunk.array for chunk in side if chunk.array is not None] for side in (recorded_chunks, now)))
+
+
+def _join_values(chunks: Sequence[RecordedChunk], key: str) -> str | list[object] | None:
+    values = [chunk.data[key] for chunk in chunks if key in chunk.data and chunk.array is None]
+    if values and all(isinstance(each, str) for each in values):
+        return "".join(values)
+    if values and all(isinstance(each, list) for each in values):
+        return [element for each in values for element in each]
+    return None
+
+
+def _find_row(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> str:
+    if not one or not other or not all(each.ndim for each in (*one, *other)):
+        return "" if bool(one) == bool(other) else "it holds no rows" if one else "it held no rows"
+    try:
+        left, right = np.concatenate(one), np.concatenate(other)
+    except ValueError:
+        return "rows have another shape"
+    if left.shape[1:] != right.shape[1:] or left.dtype != right.dtype:
+        return f"rows are {right.dtype} {list(right.shape[1:])}, and were {left.dtype} {list(left.shape[1:])}"
+    count = min(len(left), len(right))
+    unequal = (left[:count] != right[:count]).reshape(count, -1).any(axis=1)
+    at = int(unequal.argmax()) if unequal.any() else count
+    return f"row {at}" if at < max(len(left), len(right)) else ""
+
+
+#: Keys of chunks with text, and names of lists of numbers for people.
+_TEXTS = ("text", "reasoning")
+_LIST_NAMES = {"ids": "tokens", "codes": "codes"}
+
+
+class OutputVerdict(NamedTuple):
+    """One output against the record.
+
+    ``name`` is ``<component>.<output>``, and ``amount`` describes its content this time. ``is_empty`` is True if
+    neither side has content. ``why`` names the place that differs, or the reason why it was not compared.
+    """
+
+    name: str
+    identical: bool | None
+    amount: str = ""
+    why: str = ""
+    is_empty: bool = False
+    component: str = ""
+
+
+class SegmentVerdict(NamedTuple):
+    """The outputs of one graph of a request; ``segment`` is its id in the record."""
+
+    segment: str
+    outputs: Sequence[OutputVerdict]
+    why: str = ""  # reason if no output could be compared
+
+    @property
+    def differing(self) -> OutputVerdict | None:
+        """The first output that differs, in the order of the graph."""
+        return next((each for each in self.outputs if each.identical is False), None)
+
+    @property
+    def obstacle(self) -> str:
+        """Reason why an output could not be compared; empty if all were."""
+        return self.why or next((f"{each.name}: {each.why}" for each in self.outputs if each.identical is None), "")
+
+
+def compare_failures(segment: str, before: ProblemDetails | None, now: OmnibusError | None) -> SegmentVerdict | None:
+    """Return the verdict on a segment that failed ``before`` or fails ``now``.
+
+    ``before`` is the failure in the record of a request that was answered. None without either.
+    """
+    if before is None:
+        return None
+    component = before.stage or "the graph"
+    verdict = OutputVerdict(component, None, f"failed as {before.code}", component=component)
+    if now is None:
+        verdict = verdict._replace(identical=False, why=f"it does not fail, and failed as {before.code}")
+    elif now.code == before.code:
+        verdict = verdict._replace(identical=True)
+    else:
+        verdict = verdict._replace(identical=False, why=f"it fails as {now.code}, and failed as {before.code}")
+    return SegmentVerdict(segment, (verdict,))
+
+
+def summarize(segments: Sequence[SegmentVerdict]) -> dict[str, Any]:
+    """Return the verdict on all ``segments``, as in a replay's reply."""
+    several = len(segments) > 1
+    amounts = [_amount_text(part, each, several=several) for part, each in _iterate_compared(segments)]
+    differing = next(
+        ((part, output_verdict) for part in segments if (output_verdict := part.differing) is not None), None
+    )
+    if differing is not None:
+        part, difference = differing
+        why = f"{_segment_place(part, several)}{difference.name} differs: {difference.why}"
+        where = {
+            "segment": part.segment,
+            "stage": difference.component,
+            "output": difference.name,
+            "position": difference.why,
+        }
+        return {"identical": False, "why": why, "compared": amounts, "first": where}
+    obstacle = next((f"{_segment_place(part, several)}{part.obstacle}" for part in segments if part.obstacle), "")
+    if not obstacle and not any(not each.is_empty for _, each in _iterate_compared(segments)):
+        obstacle = "there was nothing to compare: the outputs are empty in the record and in the replay"
+    if obstacle:
+        return {"identical": None, "why": obstacle, "compared": amounts}
+    return {"identical": True, "compared": amounts}
+
+
+def _iterate_compared(segments: Iterable[SegmentVerdict]) -> Iterator[tuple[SegmentVerdict, OutputVerdict]]:
+    for part in segments:
+        for each in part.outputs:
+            if each.identical is not None:
+                yield part, each
+
+
+def _segment_place(part: SegmentVerdict, several: bool) -> str:
+    return f"segment {part.segment}: " if several else ""
+
+
+def _amount_text(part: SegmentVerdict, each: OutputVerdict, *, several: bool) -> str:
+    return f"{_segment_place(part, several)}{each.name} ({each.amount})"
+
+
+# Content of an output
+
+
+def describe_content(output: str, content: Fingerprint) -> str:
+    """Describe the amount and kind of ``content``: ``41 characters of text, 12 tokens``."""
+    parts = [f"{count} characters of {key}" for key, count in content.characters.items() if key in _TEXTS]
+    if content.calls:
+        parts.append(_count_text(content.calls, "tool call"))
+    parts += [f"{count} {_LIST_NAMES.get(key, f'elements of {key}')}" for key, count in content.lengths.items()]
+    if content.arrays:
+        parts.append(_describe_arrays(output, content))
+    if not parts and content.has_content:
+        parts.append(_count_text(max(1, content.values), "value"))
+    return ", ".join(parts) or "empty"
+
+
+def _count_text(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _describe_arrays(output: str, content: Fingerprint) -> str:
+    shape = content.row_shape
+    if output == "audio":
+        return f"{content.rows} samples" + (f" of {shape[0]} channels" if shape else "")
+    if not shape:
+        return f"{content.rows} numbers"
+    if len(shape) == 2 and shape[-1] in (3, 4):  # rows of pixels
+        return f"{_count_text(content.arrays, 'image')} of {content.rows // content.arrays} x {shape[0]} pixels"
+    if len(shape) == 3 and shape[-1] in (3, 4):
+        return f"{content.rows} frames of {shape[0]} x {shape[1]} pixels"
+    return f"{content.rows} rows of {' x '.join(map(str, shape))}"
+
+
+# Parts of a chat's answer
+
+
+def compare_text(kind: str, recorded_text: str, whole: bool, now: str) -> str:
+    """Describe where a text with another digest differs.
+
+    ``whole`` is True if ``recorded_text`` is the whole text.
+    """
+    position = find_text_position(recorded_text, now)
+    if position is None or (position == len(recorded_text) and not whole):
+        return f"{kind} after the part that the record contains"
+    return f"{kind} from character {position} on"
+
+
+def compare_calls(recorded_calls: str, now: str) -> str:
+    """Describe the first tool call that differs."""
+    one, other = split_calls(recorded_calls), split_calls(now)
+    for number, (before, after) in enumerate(zip(one, other, strict=False)):
+        if before[0] != after[0]:
+            return f"tool call {number} is {after[0]}, and was {before[0]}"
+        if before[1] != after[1]:
+            position = find_text_position(before[1], after[1])
+            return f"arguments of tool call {number} ({after[0]}) from character {position} on"
+    return f"{len(other)} tool calls came, and {len(one)} are recorded"
+
 
 #: 16-bit steps by which a replayed sample may differ: float sums depend on the batch they ran in.
 MAX_SAMPLE_DIFFERENCE = 1

@@ -1,15 +1,17 @@
 """``omnibus.replay``: a recorded invocation runs again, with the same graph, seed and path.
 
 Headers may request another path, certain executors, or a start in the middle: ``omnibus_gateway.replay.options``. A
-request whose graph grew is replayed segment by segment: see ``omnibus_gateway.replay.segments``.
+request whose graph grew is replayed segment by segment: see ``omnibus_gateway.replay.options``.
 
 Replies are one-line JSON: first where each segment runs, then the answer and its comparison, then an empty message. A
 replay can do no more than the original request.
+
+One run of a recorded invocation without a record: its outputs, times and failure.
 """
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from secrets import token_hex
@@ -19,28 +21,86 @@ import msgspec
 
 from omnibus import graph, tracing
 from omnibus.bus import Delivery
+from omnibus.bus.messages import Hop
 from omnibus.encoding.audio import to_pcm16
 from omnibus.errors import BadRequest, DeadlineExceeded, OmnibusError, StageUnavailable
 from omnibus.graph import DIGEST, HANDLE, GraphNode, Invocation
 from omnibus.recording.records import RecordedAnswer, RequestLinks, split_records
 from omnibus.recording.steps import PLAYER_PREFIX
 from omnibus.tensors.client import TensorClient
+from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.dispatcher import Dispatcher
 from omnibus_gateway.dispatch.inflight import TEXT, InflightInvocation, OutputPlayer
-from omnibus_gateway.dispatch.retention import unpack_chunks
+from omnibus_gateway.dispatch.retention import RecordedChunk, unpack_chunks
 from omnibus_gateway.dispatch.streams import Fingerprint, merge_streams
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.replay import options
-from omnibus_gateway.replay.comparison import ReplayComparison, is_speech
-from omnibus_gateway.replay.mirrored import MirroredRun, finish_mirrored
-from omnibus_gateway.replay.options import ReplayOptions
-from omnibus_gateway.replay.segments import ReplaySegment, find_segments
-from omnibus_gateway.replay.verdict import SegmentVerdict, compare_failures, summarize
+from omnibus_gateway.replay.comparison import ReplayComparison, SegmentVerdict, compare_failures, is_speech, summarize
+from omnibus_gateway.replay.options import ReplayOptions, ReplaySegment, find_segments
 from omnibus_gateway.request.accumulator import AnswerAccumulator, ChoicesAccumulator
 from omnibus_gateway.request.inputs import restore_input, salt_prompt
 from omnibus_gateway.request.record import MAX_RECORDED_CHARS, Records, cut_answer
 from omnibus_gateway.routing.router import ExecutorRoute, InvocationTicket, Router
 from omnibus_gateway.tasks.chat import APP
+
+
+class MirroredRun(NamedTuple):
+    """Result of a run.
+
+    It has outputs by node and name, seconds in all, times of the nodes, and the error if it failed.
+    """
+
+    outputs: dict[tuple[int, str], list[RecordedChunk]]
+    seconds: float
+    hops: dict[int, Hop]
+    failure: OmnibusError | None
+    route: tuple[str, ...]
+
+    def digests(self) -> dict[str, str]:
+        """Return the digest of each output, by ``<node>.<output>``."""
+        return {f"{node}.{output}": digest_chunks(chunks) for (node, output), chunks in sorted(self.outputs.items())}
+
+
+def digest_chunks(chunks: Sequence[RecordedChunk], *, cached: bool = False) -> str:
+    """Return the digest of an output.
+
+    See ``omnibus.recording.records.KeptOutput.digest``, and ``Fingerprint`` for ``cached``.
+    """
+    fingerprint = Fingerprint()
+    for chunk in chunks:
+        fingerprint.add_item(Item(chunk.data, chunk.array))
+    return fingerprint.hexdigest(cached=cached)
+
+
+async def finish_mirrored(running: InflightInvocation, dispatcher: Dispatcher) -> MirroredRun:
+    """Wait for the end of ``running``; it is ended on every exit."""
+    began, status = time.monotonic(), "cancelled"
+    settle_event = asyncio.Event()
+    try:
+        await _read_all(running)
+        status = "done"
+    except OmnibusError as error:
+        status = "failed"
+        return MirroredRun({}, time.monotonic() - began, {}, error, running.invocation.route)
+    finally:
+        seconds = time.monotonic() - began
+        if status == "done":
+            dispatcher.complete(running, settle_event.set)
+        else:
+            dispatcher.finish(running, status)
+    await settle_event.wait()  # its stages have reported their times, or had time to
+    outputs = {key: chunks for key, tape in running.tapes.items() if (chunks := tape.chunks) is not None}
+    return MirroredRun(outputs, seconds, dict(running.hops), None, running.invocation.route)
+
+
+async def _read_all(running: InflightInvocation) -> None:
+    streams = {f"{node}.{output}": stream for (node, output), stream in running.streams.items()}
+    try:
+        async with asyncio.timeout(max(0.0, running.invocation.deadline - time.time())):
+            async for _ in merge_streams(streams):
+                pass  # captures have it
+    except TimeoutError:
+        raise DeadlineExceeded("the comparison exceeded the time limit of the recorded invocation") from None
 
 
 class SegmentPlace(NamedTuple):

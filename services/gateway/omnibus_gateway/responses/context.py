@@ -19,7 +19,7 @@ from omnibus_gateway.openai.responses.response import response_usage
 from omnibus_gateway.openai.responses.to_chat import ChatOfResponse, to_chat
 from omnibus_gateway.request.accumulator import AnswerAccumulator
 from omnibus_gateway.request.request import ClientRequest
-from omnibus_gateway.responses import history
+from omnibus_gateway.responses.conversations import HistoryReader, resolve_references
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.chat_response import collect_answer
 
@@ -44,14 +44,14 @@ class ResponseContext:
     """Counts and compacts the input of answers of ``chat``; earlier responses are in ``store``."""
 
     def __init__(self, store: Store, chat: Chat) -> None:
-        self._history = history.HistoryReader(store, chat.runs.settings.history_bytes)
+        self._history = HistoryReader(store, chat.runs.settings.history_bytes)
         self._chat = chat
 
     async def load(self, context_request: InputTokensRequest | CompactRequest) -> LoadedContext:
         """Load the input of an answer to ``context_request``. Raises the errors of a response."""
         request = context_request.to_response_request()
         before = await self._history.load(request)
-        items = history.resolve_references(request.items, before.items)
+        items = resolve_references(request.items, before.items)
         return LoadedContext(to_chat(request, before.items, items, before.param), [*before.items, *items])
 
     def open_request(self, model: str, seed: int | None = None, pinned_path: str = "") -> ClientRequest:

@@ -17,9 +17,13 @@ from omnibus_gateway.openai.chat_response import build_usage
 from omnibus_gateway.openai.images import ImageRequest
 from omnibus_gateway.openai.messages import convert_messages
 from omnibus_gateway.openai.responses.events import AnswerEvents, Event
-from omnibus_gateway.openai.responses.items import ImageGenerationCall
+from omnibus_gateway.openai.responses.items import (
+    IMAGE_TOOL,
+    FlatFunctionTool,
+    ImageGenerationCall,
+    ImageGenerationTool,
+)
 from omnibus_gateway.openai.responses.request import ResponseRequest
-from omnibus_gateway.openai.responses.tools import IMAGE_TOOL, FlatFunctionTool, ImageGenerationTool
 from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions
 from omnibus_gateway.pricing.quotes import ImageAllowance
 from omnibus_gateway.request.request import ClientRequest, run_to_end

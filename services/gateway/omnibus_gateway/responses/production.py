@@ -27,7 +27,6 @@ from omnibus.errors import (
 )
 from omnibus.structured.calls import CallPart, CallReader
 from omnibus.task import ChatOutput
-from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.media.files import new_secret_id
 from omnibus_gateway.media.spoken_answers import SpokenAnswers
@@ -43,7 +42,7 @@ from omnibus_gateway.request.accumulator import AnswerAccumulator, TokenIds
 from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.responses.drawing import ImageDrawer
 from omnibus_gateway.responses.log import LogContent, ResponseLog
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.chat_response import ACCEPTED_STREAM, AcceptanceStream, AudioOutputFile, open_output_streams
 from omnibus_gateway.tenancy.deferred import revoked_error
 
@@ -177,7 +176,7 @@ class ProductionSpec(NamedTuple):
 class Production:
     """Generation of one response. ``error`` is the reason if it stopped without an end."""
 
-    def __init__(self, spec: ProductionSpec, chat: Chat, chats: Chat | AppChats) -> None:
+    def __init__(self, spec: ProductionSpec, chat: Chat, chats: Chats) -> None:
         self.spec = spec
         self.response = spec.response
         self.run = spec.opened()

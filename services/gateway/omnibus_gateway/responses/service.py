@@ -26,8 +26,7 @@ from omnibus.errors import (
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store, StoredResponse
-from omnibus_gateway.apps.chat import AppChats
-from omnibus_gateway.openai.responses.query import ListItemsQuery
+from omnibus_gateway.openai.responses.conversations import ListItemsQuery
 from omnibus_gateway.openai.responses.request import RESPONSE_ID, ResponseRequest
 from omnibus_gateway.openai.responses.response import (
     ItemList,
@@ -43,8 +42,7 @@ from omnibus_gateway.responses.archive import (
     with_progress,
     with_status,
 )
-from omnibus_gateway.responses.conversations import Conversations, page_items
-from omnibus_gateway.responses.history import EarlierItems
+from omnibus_gateway.responses.conversations import Conversations, EarlierItems, page_items
 from omnibus_gateway.responses.log import LogContent, LogReader, read_log
 from omnibus_gateway.responses.production import REVOKED, FollowedProduction, Production, ProductionSpec
 from omnibus_gateway.responses.specs import ProductionSpecs
@@ -189,7 +187,7 @@ class Responses:
     def metric_label(self, model: str) -> str:
         """Return the label of ``model`` in metrics, "" if it is unknown."""
         chats = self.specs.chats
-        is_known = self._chat.has_model(model) or (isinstance(chats, AppChats) and chats.is_served_by_app(model))
+        is_known = self._chat.has_model(model) or chats.is_served_by_app(model)
         return model if is_known else ""
 
     async def load_history(self, request: ResponseRequest) -> EarlierItems:

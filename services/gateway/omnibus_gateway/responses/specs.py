@@ -8,7 +8,6 @@ from omnibus.bus import Bus
 from omnibus.errors import Rejected, TooLarge
 from omnibus.settings import GatewaySettings
 from omnibus.store import ResponseRecord, Store
-from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.media.files import new_secret_id
 from omnibus_gateway.openai.responses import items as wire_items
 from omnibus_gateway.openai.responses.request import ResponseRequest, parse_response_request
@@ -17,13 +16,12 @@ from omnibus_gateway.openai.responses.to_chat import ChatOfResponse, to_chat
 from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions
 from omnibus_gateway.pricing.quotes import ImageAllowance
 from omnibus_gateway.request.request import ClientRequest
-from omnibus_gateway.responses import history
 from omnibus_gateway.responses.archive import MAX_STORED_BYTES, ResponseArchive
+from omnibus_gateway.responses.conversations import EarlierItems, HistoryReader, resolve_references
 from omnibus_gateway.responses.drawing import ImageDrawer, ImageDrawers
-from omnibus_gateway.responses.history import EarlierItems, HistoryReader
 from omnibus_gateway.responses.log import LogContent, ResponseLog
 from omnibus_gateway.responses.production import ProductionSpec
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tenancy.deferred import LogBudget
 from omnibus_gateway.tenancy.tenant import current_tenant
 
@@ -55,7 +53,7 @@ class ProductionSpecs:
         self._archive = archive
         self.history = HistoryReader(store, settings.history_bytes)
         #: Includes the chats of apps, once there are any.
-        self.chats: Chat | AppChats = chat
+        self.chats: Chats = chat
         #: Chooses the image models of responses, if there are any.
         self.drawers: ImageDrawers | None = None
 
@@ -124,7 +122,7 @@ class ProductionSpecs:
         )
 
     def _read_request(self, response_request: ResponseRequest, before: EarlierItems) -> _ReadRequest:
-        items = history.resolve_references(response_request.items, before.items)
+        items = resolve_references(response_request.items, before.items)
         response_chat = to_chat(response_request, before.items, items, before.param)
         return _ReadRequest(
             items, response_chat, self.drawers.choose(response_request) if self.drawers is not None else None

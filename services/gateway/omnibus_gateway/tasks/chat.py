@@ -11,20 +11,20 @@ import inspect
 from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from omnibus.app.protocol import CHAT
 from omnibus.encoding.audio import OPENAI_VOICES
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.plan import ModelPlan
 from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, replay, use
-from omnibus.task.library.choices import ChatChoices, ChatFanOut
+from omnibus.task.library.chat import ChatChoices, ChatFanOut
 from omnibus.task.runtime import run as run_task
 from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from omnibus_gateway.dispatch.streams import Fingerprint
-from omnibus_gateway.files.client_files import ClientFiles
-from omnibus_gateway.files.references import resolve_files
+from omnibus_gateway.files.client_files import ClientFiles, resolve_files
 from omnibus_gateway.media import inspect as openai_media
 from omnibus_gateway.media.fetcher import Fetcher
 from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits
@@ -42,6 +42,19 @@ from omnibus_gateway.tasks.resolve import TaskCache, create_chat_task
 from omnibus_gateway.tasks.schema_check import SchemaCheck
 
 APP = "chat"
+
+
+class Chats(Protocol):
+    """Chats of models of the plan, or of those and of apps."""
+
+    def open_request(self, model: str, seed: int | None = None, pinned_path: str = "") -> ClientRequest:
+        """Open a chat request to ``model``."""
+
+    def is_served_by_app(self, model: str, route: str = CHAT) -> bool:
+        """Return True if an app serves ``model`` on ``route``."""
+
+    async def begin_answer(self, run: ClientRequest, prepared_chat: PreparedChat) -> ChatOutput:
+        """Start the prepared chat ``prepared_chat``; return the streams of the answer."""
 
 
 class PlainChat(NamedTuple):
@@ -101,6 +114,10 @@ class Chat:
         """Return True if the plan has a model, or an adapter's base."""
         plan = self._router.plan
         return plan is not None and self._router.base_model(name) in plan.models
+
+    def is_served_by_app(self, model: str, route: str = CHAT) -> bool:
+        """Return False: the plan has no models of apps."""
+        return False
 
     def _get_model(self, name: str) -> ModelPlan:
         return self._router.get_model(self._router.base_model(name))

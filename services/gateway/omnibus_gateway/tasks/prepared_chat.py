@@ -28,7 +28,7 @@ from omnibus.profile import QUANTITIES
 from omnibus.store import AdapterRecord
 from omnibus.task import ChatInput, ChatOutput, CompositeTask, Segment, record, replay
 from omnibus.task.input_codec import Hole
-from omnibus.task.library.choices import ChoicesInput
+from omnibus.task.library.chat import ChoicesInput
 from omnibus.task.skeleton import Skeleton, record_skeleton
 from omnibus_gateway.media import inspect as openai_media
 from omnibus_gateway.media.inspect import InspectedMedia

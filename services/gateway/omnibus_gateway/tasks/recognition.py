@@ -1,8 +1,16 @@
-"""Requests to recognizers, and to text-to-speech models."""
+"""Requests to recognizers, and to text-to-speech models.
 
-from collections.abc import Callable
+Recordings are read by recognizers of the plan, and by apps with a function ``transcribe``. A model that chats and hears
+transcribes in a chat instead.
+"""
 
-from omnibus.errors import BadRequest
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from pydantic import BaseModel
+
+from omnibus.app.routes import TRANSCRIPTIONS
+from omnibus.errors import BadRequest, NotFound
 from omnibus.plan import Plan
 from omnibus.task import CompositeTask, use
 from omnibus.task.library import (
@@ -12,8 +20,11 @@ from omnibus.task.library import (
     TextToSpeechInput,
     TranscribeParams,
     Transcript,
+    TranscriptChunk,
 )
+from omnibus.task.result import decode_part
 from omnibus.task.runtime import run as run_task
+from omnibus_gateway.dispatch.streams import ItemStream, merge_streams
 from omnibus_gateway.media.inspect import InspectedMedia, estimate_tokens
 from omnibus_gateway.pricing.headers import PriceOptions
 from omnibus_gateway.request.request import ClientRequest, RequestFactory
@@ -89,3 +100,68 @@ class Speakers(AudioModels):
                 task.invoke, TextToSpeechInput(text=text, voice=voice, params=params, work=len(text))
             )
         return speech
+
+
+_NO_PRICES = PriceOptions()
+
+
+class AppRoutes(Protocol):
+    """Apps that serve routes."""
+
+    def open_request(
+        self, model: str, seed: int | None = None, pinned_path: str = "", route: str = TRANSCRIPTIONS
+    ) -> ClientRequest:
+        """Open a request to the app that serves ``model`` on ``route``."""
+
+    def is_served_by_app(self, model: str, route: str = TRANSCRIPTIONS) -> bool:
+        """Return True if an app serves ``model`` on ``route``."""
+
+    async def call_route(
+        self, run: ClientRequest, route: str, request: BaseModel, placed: Any
+    ) -> dict[str, ItemStream]:
+        """Send ``request`` to the function of ``route`` in the run's app; return the streams of its outputs."""
+
+
+class RecordingReader:
+    """Reads recordings with models of the plan, and of ``apps`` once they are set."""
+
+    def __init__(self, runs: RequestFactory) -> None:
+        self._runs = runs
+        self._recognizers = Recognizers(runs)
+        self.apps: AppRoutes | None = None
+
+    def reads(self, model: str) -> bool:
+        """Return True if ``model`` is a recognizer, or an app that transcribes."""
+        return self._recognizers.find_task(model) is not None or self._is_app(model)
+
+    def open_request(
+        self, model: str, seed: int | None = None, pinned_path: str = "", prices: PriceOptions = _NO_PRICES
+    ) -> ClientRequest:
+        """Open a request to ``model``. Raises as ``AudioModels.open_request`` and ``AppChats.open_request``."""
+        task = self._recognizers.find_task(model)
+        if task is not None:
+            return self._recognizers.open_request(model, task, seed, pinned_path, prices)
+        if self.apps is None:
+            raise NotFound(f"unknown model {model[:80]!r}", param="model")
+        run = self.apps.open_request(model, seed, pinned_path, route=TRANSCRIPTIONS)
+        run.price = self._runs.quotes.open_check(prices, None)
+        return run
+
+    async def read(
+        self, run: ClientRequest, model: str, item: InspectedMedia, params: TranscribeParams
+    ) -> AsyncIterator[TranscriptChunk]:
+        """Yield the transcript of ``item`` by ``model``, for which ``run`` was opened."""
+        task = self._recognizers.find_task(model)
+        if task is not None:
+            transcript = await self._recognizers.transcribe(run, task, item, params)
+            async for chunk in transcript.text:
+                yield chunk
+        elif self.apps is not None:
+            request = await self._recognizers.place_recording(run, item, params)
+            streams = await self.apps.call_route(run, TRANSCRIPTIONS, request, [request.media])
+            async for batch in merge_streams(streams):
+                for _, part in batch:
+                    yield decode_part(TranscriptChunk, part)
+
+    def _is_app(self, model: str) -> bool:
+        return self.apps is not None and self.apps.is_served_by_app(model, TRANSCRIPTIONS)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from omnibus.graph import Invocation
-from omnibus.plan import ModelPlan
+from omnibus.plan import SPEECH_COMPONENTS, ModelPlan
 from omnibus.profile import ModelProfile
 from omnibus_gateway.dispatch.inflight import InflightInvocation
 from omnibus_gateway.dispatch.streams import ResultStream
@@ -27,7 +27,6 @@ DEFAULT_TOKEN_SECONDS = 1e-3
 _NEWEST_WEIGHT = 0.1
 #: Codes of a second of speech, by which estimates of talkers and vocoders count.
 _CODES_PER_SECOND = 50.0
-_SPEECH_COMPONENTS = ("talker", "vocoder")
 _SPLIT = ("prefill", "decode")
 #: Tenants, with models and types, whose corrections are remembered: the most recent ones.
 _MAX_RATIOS = 4096
@@ -122,7 +121,7 @@ def actual_tokens(
             _scale_tokens(took, [index for index, name in enumerate(components) if name in group], count)
         rate = stream.first.data.get("rate") if stream.samples and stream.first is not None else None
         if isinstance(rate, int | float) and rate >= 1:  # engines report it: the quotient must stay finite
-            for name in _SPEECH_COMPONENTS:
+            for name in SPEECH_COMPONENTS:
                 own = [index for index, each in enumerate(components) if each == name]
                 _scale_tokens(took, own, _CODES_PER_SECOND * stream.samples / rate)
     return took

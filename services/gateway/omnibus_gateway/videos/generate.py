@@ -19,6 +19,7 @@ from omnibus.errors import BadRequest, Conflict, NotFound, StageFailed
 from omnibus.families import catalog
 from omnibus.metrics import GATEWAY
 from omnibus.store import JobRecord, Store
+from omnibus.store.lease import JobLease
 from omnibus.task import record, use
 from omnibus.task.library import VideoGeneration, VideoOutput
 from omnibus.task.runtime import merged
@@ -38,7 +39,6 @@ from omnibus_gateway.tenancy.deferred import DeferredWork
 from omnibus_gateway.tenancy.tenant import acting_as
 from omnibus_gateway.videos import job_payload
 from omnibus_gateway.videos.job_payload import ActiveInvocation, VideoJobSpec
-from omnibus_gateway.videos.lease import JobLease
 from omnibus_gateway.videos.storage import VideoFiles
 
 #: Quality of the thumbnail in percent.

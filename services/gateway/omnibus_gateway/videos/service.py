@@ -35,11 +35,11 @@ from omnibus_gateway.request.request import RequestFactory
 from omnibus_gateway.tenancy.deferred import DeferredWork
 from omnibus_gateway.tenancy.tenant import current_tenant, put_counted_job, tenant_account
 from omnibus_gateway.videos import job_payload
-from omnibus_gateway.videos.copies import DRAFT
 from omnibus_gateway.videos.generate import VideoGenerator
 from omnibus_gateway.videos.job_payload import KIND, video_not_found
 from omnibus_gateway.videos.mirror import JobMirror
 from omnibus_gateway.videos.storage import (
+    DRAFT,
     DRAFT_TTL_SECONDS,
     FILE_EXTENSIONS,
     FILE_GRACE_SECONDS,

@@ -22,11 +22,11 @@ from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import REREAD_SECONDS, JobRecord, Store
+from omnibus.store.lease import JobLease
 from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.tenancy.deferred import revoked_error
 from omnibus_gateway.videos.generate import VideoGenerator
 from omnibus_gateway.videos.job_payload import KIND, decode_job, encode
-from omnibus_gateway.videos.lease import JobLease
 from omnibus_gateway.videos.storage import VideoFiles
 
 log = logging.getLogger(__name__)

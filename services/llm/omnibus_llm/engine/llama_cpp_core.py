@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from omnibus.checkpoints.gguf_adapters import require_fitting_adapter
+from omnibus.checkpoints.adapters import require_fitting_adapter
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
 from omnibus.spare_places import count_spare_places

@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from omnibus.checkpoints.adapter_source import AdapterSource, open_adapter
-from omnibus.checkpoints.adapters import LoraAdapter
+from omnibus.checkpoints.adapters import AdapterSource, LoraAdapter, open_adapter
 from omnibus.checkpoints.generation_config import read_sampling
 from omnibus.errors import BadRequest, ContextTooLong, StageUnavailable
 from omnibus.executor.runner import Item
@@ -46,7 +45,7 @@ from omnibus_llm.engine.sampler import Grammars, GrammarState
 from omnibus_llm.engine.sequence import PromptGroups, ThinkFeed, Thinking
 from omnibus_models.adapters import attach_adapters, replace_adapter
 from omnibus_models.contract import Encoded, PrefillInputs, Thinker, TokenizedPrompt
-from omnibus_models.device_copy import copy_to_device
+from omnibus_models.device import copy_to_device
 from omnibus_models.families.causal_lm import OwnDecoder
 from omnibus_models.families.multimodal_lm import OwnThinker
 

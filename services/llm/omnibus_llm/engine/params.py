@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from omnibus.checkpoints.adapter_source import AdapterSource
+from omnibus.checkpoints.adapters import AdapterSource
 from omnibus.errors import BadRequest, ContextTooLong, NotFound
 from omnibus_models.contract import PLAIN_PROMPT, PromptOptions, TokenizedPrompt, TokenSamplingParams
 

@@ -25,7 +25,7 @@ from omnibus.executor.runner import Job
 from omnibus_llm.engine.sampler import Picker, TokenLogprobs
 from omnibus_models.attention import Attention
 from omnibus_models.contract import PrefillInputs, PromptOptions, Thinker, TokenSamplingParams
-from omnibus_models.device_copy import copy_to_host
+from omnibus_models.device import copy_to_host
 
 #: Inputs of a call that make its prompt, in addition to the options of the chat template.
 PROMPT_INPUTS = ("messages", "items")

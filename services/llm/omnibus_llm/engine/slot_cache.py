@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from omnibus.errors import Fatal, ProtocolError
 from omnibus_models.attention import Attention, Mask
-from omnibus_models.device_copy import empty_on_host, finish_copies
+from omnibus_models.device import empty_on_host, finish_copies
 
 #: Keys and values [heads, T, head_dim] of each layer.
 Layers = Sequence[tuple[Tensor, Tensor]]

@@ -35,7 +35,7 @@ from omnibus_models.contract import (
     TokenSamplingParams,
     read_windows,
 )
-from omnibus_models.device_copy import copy_to_device
+from omnibus_models.device import copy_to_device
 from omnibus_models.families.speech_to_text import PairedDecoder
 
 #: Windows of one recording that are in the engine at once, so that a long one leaves slots to others.

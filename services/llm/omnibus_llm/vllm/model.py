@@ -38,9 +38,8 @@ from omnibus_llm.runners.request import (
 )
 from omnibus_llm.runners.talker_inputs import ComputeRows
 from omnibus_llm.runners.thinker import Take
-from omnibus_llm.vllm.prompts import PromptTokenizer
 from omnibus_llm.vllm.protocol import Generation, Launch, Tokens, VllmEngine
-from omnibus_llm.vllm.request import TalkerRows, VllmRequest, is_text
+from omnibus_llm.vllm.request import PromptTokenizer, TalkerRows, VllmRequest, is_text
 from omnibus_llm.vllm.supervisor import EngineSupervisor
 from omnibus_models.contract import Reader, TokenizedPrompt, TokenSamplingParams
 from omnibus_models.families import load_family as find

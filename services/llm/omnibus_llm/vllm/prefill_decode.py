@@ -30,10 +30,9 @@ from omnibus_llm.runners.request import (
 from omnibus_llm.runners.talker_inputs import ComputeRows, SpeechWriter, SpokenTokens, send_prompt
 from omnibus_llm.runners.thinker import Take, is_complete, send_answer, send_tokens
 from omnibus_llm.vllm.model import PreparedVllmRequest, VllmCore
-from omnibus_llm.vllm.protocol import CacheBlockLayout, ExternalCache, Tokens
+from omnibus_llm.vllm.protocol import CacheBlockLayout, ExternalCache, SharedBuffer, Tokens, map_memory
 from omnibus_llm.vllm.request import TalkerRows
 from omnibus_llm.vllm.runner import VllmPart
-from omnibus_llm.vllm.shared_memory import SharedBuffer, map_memory
 
 
 class VllmPrefillRunner(VllmPart, half="prefill"):

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 
 from omnibus.errors import StageUnavailable
-from omnibus.process.restart import Backoff, RestartPolicy, restart_on_exit
+from omnibus.process.supervise import Backoff, RestartPolicy, restart_on_exit
 from omnibus_llm.vllm.protocol import VllmEngine
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ import msgspec
 
 from omnibus.bus import Bus, subjects
 from omnibus.bus.messages import LoadEvent
-from omnibus.canary.overlay import without_candidate
+from omnibus.canary.candidate import without_candidate
 from omnibus.cells import merge_cells
 from omnibus.cluster.presence import follow_events
 from omnibus.errors import OmnibusError
@@ -29,6 +29,8 @@ from omnibus.plan import ModelPlan, Plan
 from omnibus.settings import PlannerSettings
 from omnibus_planner.autoscale.candidates import (
     PlanCandidates,
+    ReplanEstimate,
+    ReplanGuard,
     deployment_capacity,
     estimate_replan,
     faster_plan,
@@ -39,20 +41,18 @@ from omnibus_planner.autoscale.controls import build_attainment, build_policy, b
 from omnibus_planner.autoscale.explanation import (
     LOAD,
     declared_load,
+    describe_load_change,
     recorded_load,
     with_alternatives,
     with_forecasts,
 )
-from omnibus_planner.autoscale.forecast import BurstForecast, relative_error
+from omnibus_planner.autoscale.forecast import BurstForecast, RateForecast, raise_to_forecasts, relative_error
 from omnibus_planner.autoscale.load_window import LoadWindows
 from omnibus_planner.autoscale.policy import (
     ScalingPolicy,
     ScalingSnapshot,
     Verdict,
 )
-from omnibus_planner.autoscale.reasons import describe_load_change
-from omnibus_planner.autoscale.replan_guard import ReplanEstimate, ReplanGuard
-from omnibus_planner.autoscale.trend import RateForecast, raise_to_forecasts
 from omnibus_planner.declared.planned_spec import GPUS
 from omnibus_planner.optimize.job import PlanningJob
 from omnibus_planner.optimize.load import Loads, ModelLoad

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from omnibus.settings import PlannerSettings
 from omnibus_planner.autoscale.attainment import AttainmentControl
+from omnibus_planner.autoscale.forecast import TrendForecast
 from omnibus_planner.autoscale.policy import ROLLOUT_SECONDS, ScalingGoal, ScalingPolicy, ScalingRules
-from omnibus_planner.autoscale.trend import TrendForecast
 from omnibus_planner.declared.planned_spec import GPUS
 from omnibus_planner.optimize.load import Loads
 

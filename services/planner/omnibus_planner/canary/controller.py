@@ -2,7 +2,7 @@
 
 A candidate goes from the shadow to users. All state is in the store, so a new planner continues where another one
 ended. Of several planners the first one that reads a verdict acts on it. The plan determines executors: a candidate is
-a part of the target (``omnibus.canary.overlay``), reached by the usual rollout.
+a part of the target (``omnibus.canary.candidate``), reached by the usual rollout.
 """
 
 import asyncio
@@ -10,9 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 
-from omnibus.canary.candidate import Candidate
-from omnibus.canary.gate import Judgement, judge_canary, judge_shadow
-from omnibus.canary.overlay import overlay_models, without_candidate
+from omnibus.canary.candidate import Candidate, Judgement, judge_canary, judge_shadow, overlay_models, without_candidate
 from omnibus.errors import Conflict, StoreUnavailable
 from omnibus.metrics import PLANNER
 from omnibus.plan import ModelPlan

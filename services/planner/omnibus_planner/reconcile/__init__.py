@@ -6,8 +6,15 @@ separate workload, and the reconciler creates, scales and deletes it.
 
 from omnibus.errors import BadRequest
 from omnibus.settings import KubernetesSettings, PlannerSettings, read_settings
-from omnibus_planner.reconcile.backend import Backend, RunningWorkload
-from omnibus_planner.reconcile.diff import ScaleWorkload, StartWorkload, Step, StopWorkload, diff_workloads
+from omnibus_planner.reconcile.backend import (
+    Backend,
+    RunningWorkload,
+    ScaleWorkload,
+    StartWorkload,
+    Step,
+    StopWorkload,
+    diff_workloads,
+)
 from omnibus_planner.reconcile.kube_backend import KubernetesBackend
 from omnibus_planner.reconcile.reconciler import Reconciler
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 from urllib.parse import quote
 
-from omnibus.cluster.desired import DesiredExecutors
+from omnibus.cluster.presence import DesiredExecutors
 from omnibus.errors import OmnibusError
 from omnibus.settings import KubernetesSettings
 from omnibus_planner.reconcile import manifests

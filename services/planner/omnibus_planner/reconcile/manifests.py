@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from omnibus.cluster.desired import CELL, ID, TENSOR_PARALLEL, DesiredExecutors, ExecutorKind
+from omnibus.cluster.presence import CELL, ID, TENSOR_PARALLEL, DesiredExecutors, ExecutorKind
 from omnibus.errors import BadRequest
 from omnibus_planner.reconcile.backend import RunningWorkload
 

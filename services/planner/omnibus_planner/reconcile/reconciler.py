@@ -5,13 +5,12 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from omnibus.cluster.desired import desired_executors
-from omnibus.cluster.presence import GatewayPlans
+from omnibus.cluster.presence import GatewayPlans, desired_executors
 from omnibus.errors import OmnibusError, ProtocolError, StoreUnavailable
 from omnibus.plan import Plan
 from omnibus.store import PlanProblem, PlanState, Store
-from omnibus_planner.reconcile.backend import Backend
-from omnibus_planner.reconcile.diff import (
+from omnibus_planner.reconcile.backend import (
+    Backend,
     ReplaceWorkload,
     ScaleWorkload,
     StartWorkload,

@@ -10,16 +10,21 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from omnibus.cluster.desired import ExecutorKind, replica_counts
+from omnibus.cluster.presence import ExecutorKind, replica_counts
 from omnibus.cluster.roles import ExecutorRole, plan_roles
 from omnibus.errors import OmnibusError
 from omnibus.plan import ModelPlan, Path
 from omnibus_planner.optimize.result import PlanningResult
-from omnibus_planner.rollout.change_group import ExecutorSize, executor_sizes
 from omnibus_planner.rollout.readiness import MAX_BACKOFF_SECONDS
-from omnibus_planner.rollout.steps import InsufficientGpus, describe_step, missing_gpus, rollout_steps
-from omnibus_planner.rollout.target import PlanTarget
-from omnibus_planner.rollout.transition_plan import Models
+from omnibus_planner.rollout.steps import (
+    ExecutorSize,
+    InsufficientGpus,
+    describe_step,
+    executor_sizes,
+    missing_gpus,
+    rollout_steps,
+)
+from omnibus_planner.rollout.transition_plan import Models, PlanTarget
 
 log = logging.getLogger(__name__)
 

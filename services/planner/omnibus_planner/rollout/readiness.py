@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from omnibus.cluster.desired import ExecutorKind, added_replicas, change_groups
+from omnibus.cluster.presence import ExecutorKind, added_replicas, change_groups
 from omnibus.plan import ModelPlan
 from omnibus_planner.rollout.transition_plan import Models
 

@@ -18,8 +18,7 @@ from omnibus.settings import PlannerSettings
 from omnibus.store import PlanLed, PlanProblem, PlanState, StaleEpoch, Store, plan_mark
 from omnibus_planner.rollout.path import RolloutPath, RolloutStep
 from omnibus_planner.rollout.readiness import ClassifiedChanges, PlanChange, Trials, independent_changes, merge_changes
-from omnibus_planner.rollout.target import PlanTarget
-from omnibus_planner.rollout.transition_plan import Models
+from omnibus_planner.rollout.transition_plan import Models, PlanTarget
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,19 @@
-"""Models between two plans: some replicas of both, and paths over these. Pure, no I/O."""
+"""Models between two plans: some replicas of both, and paths over these. Pure, no I/O.
+
+Target of the planner. Data.
+
+Short reason for a new plan.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
-from omnibus.cluster.desired import ExecutorKind
-from omnibus.plan import CANDIDATE_MARK, DeploymentOption, ModelPlan, Path
+from omnibus.app_record import AppRecord, base_app_name
+from omnibus.cluster.presence import ExecutorKind
+from omnibus.plan import CANDIDATE_MARK, DeploymentOption, ModelPlan, Path, PriceList
+from omnibus_planner.optimize.result import PlanningResult
 
 Models = Mapping[str, ModelPlan]
 #: Replicas of an option of a model, including borrowed ones.
@@ -138,3 +146,36 @@ def _fallback_path(parts: Iterable[str], options: Mapping[str, DeploymentOption]
             return ()
         option_names[part] = next((name for name in able if name in option_names.values()), able[0])
     return (Path(">".join(dict.fromkeys(option_names.values())), option_names, 1.0),)
+
+
+class PlanTarget(NamedTuple):
+    """Target plan of each model, its reason, and its explanation.
+
+    ``gpus`` is the number of GPUs by type; types that it lacks are never short. ``route`` returns the best paths over
+    the replicas of intermediate plans. It is called in a thread, and raises ``OmnibusError``. ``prices`` are written
+    into every intermediate plan.
+    """
+
+    models: dict[str, ModelPlan]
+    reason: str
+    explain: dict[str, Any] = {}  # noqa: RUF012 never modified
+    gpus: Mapping[str, int] = {}
+    route: Callable[[Models], PlanningResult] | None = None
+    prices: PriceList = PriceList()
+
+
+#: Most apps that are listed by name.
+MAX_NAMED_APPS = 3
+
+
+def describe_app_changes(before: Mapping[str, AppRecord], after: Mapping[str, AppRecord]) -> str:
+    """Describe the changes of apps: ``app poem registered``. A kept version counts as its app."""
+    were, are = ({base_app_name(name) for name in apps} for apps in (before, after))
+    changed_names = {
+        base_app_name(name) for name in before.keys() | after.keys() if before.get(name) != after.get(name)
+    }
+    descriptions = [
+        f"app {name} {'registered' if name not in were else 'updated' if name in are else 'unregistered'}"
+        for name in sorted(changed_names)
+    ]
+    return ", ".join(descriptions) if len(descriptions) <= MAX_NAMED_APPS else f"{len(descriptions)} apps changed"

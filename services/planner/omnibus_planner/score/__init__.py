@@ -2,8 +2,7 @@
 
 The modules:
 
-    measurement.py  requests and executors since a plan is in force
-    replay.py       the same requests, simulated
-    scoring.py      comparison of promised and measured figures
-    scorer.py       the whole, repeatedly while a plan serves
+    replay.py   requests since a plan is in force, simulated
+    scoring.py  measured requests and executors, and their comparison with the promise
+    scorer.py   the whole, repeatedly while a plan serves
 """

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from omnibus.bus import Bus, subjects
 from omnibus.bus.messages import LoadEvent
 from omnibus.cells import base_option
-from omnibus.cluster.desired import replica_counts
-from omnibus.cluster.presence import ReadyExecutors, follow_events
+from omnibus.cluster.presence import ReadyExecutors, follow_events, replica_counts
 from omnibus.errors import OmnibusError
 from omnibus.plan import Plan
 from omnibus.plan_score import PlanScore
@@ -20,7 +19,7 @@ from omnibus.store import Store
 from omnibus_planner.optimize.job import PlanningJob
 from omnibus_planner.optimize.learned_seconds import update_learned
 from omnibus_planner.rollout.rollout import PlanRollout
-from omnibus_planner.score.measurement import PlanMeasurement, Reports
+from omnibus_planner.score.scoring import PlanMeasurement, Reports
 
 if TYPE_CHECKING:  # see ``omnibus_planner.optimize``
     from omnibus_planner.optimize.promise import PromiseChecker

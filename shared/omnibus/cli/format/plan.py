@@ -10,8 +10,8 @@ from typing import Any
 
 from omnibus.cells import base_option, cell_shares, has_cells
 from omnibus.cli.format.tables import field_lines, table_lines, wrapped_lines
-from omnibus.cluster.desired import ExecutorKind, replica_counts
 from omnibus.cluster.monitor.plan_diff import path_shares
+from omnibus.cluster.presence import ExecutorKind, replica_counts
 from omnibus.plan import ModelPlan, Plan
 from omnibus.store import PlanHistoryEntry, PlanProblem
 

@@ -10,10 +10,10 @@ from typing import Any
 from omnibus.cli.format import plan
 from omnibus.cli.format.plan import age_text
 from omnibus.cli.format.tables import column_lines, size_text
-from omnibus.cluster.desired import replica_counts
 from omnibus.cluster.monitor.snapshot import OptionState, SystemState, Totals, planned_rates, sum_totals
 from omnibus.cluster.monitor.to_json import model_names, node_values
 from omnibus.cluster.nodes import NodeLink
+from omnibus.cluster.presence import replica_counts
 
 #: Characters always shown of the name of a node or link: names of machines differ at their ends.
 _NAME_CHARS = 60

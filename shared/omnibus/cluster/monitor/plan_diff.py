@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from omnibus.cluster.desired import replica_counts
+from omnibus.cluster.presence import replica_counts
 from omnibus.plan import ModelPlan, Path, Plan
 
 #: Characters of a checkpoint's name.

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 from omnibus.bus.heartbeats import EXECUTOR_ABSENT_SECONDS, GATEWAY_FORGOTTEN_SECONDS, LOAD_ABSENT_SECONDS
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus, LoadCounts, LoadEvent
-from omnibus.cluster.desired import ExecutorKind, replica_counts
 from omnibus.cluster.load_window import LoadWindow
 from omnibus.cluster.nodes import NodeDirectory
-from omnibus.cluster.presence import PresenceTracker
+from omnibus.cluster.presence import ExecutorKind, PresenceTracker, replica_counts
 from omnibus.plan import Plan
 from omnibus.store import PlanProblem, PlanState
 

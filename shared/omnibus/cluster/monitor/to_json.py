@@ -4,9 +4,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from omnibus.cluster.desired import ExecutorKind
 from omnibus.cluster.monitor.snapshot import OptionState, SystemState, Totals, planned_rates
 from omnibus.cluster.nodes import NodeState
+from omnibus.cluster.presence import ExecutorKind
 from omnibus.plan import Plan
 
 

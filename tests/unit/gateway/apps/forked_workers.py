@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from omnibus.process import process
-from omnibus.process.parent_death import die_with_parent
+from omnibus.process.tuning import die_with_parent
 from omnibus_gateway.apps.worker_process import worker_environment
 
 _PROGRAM = Path(__file__).with_name("worker_template.py")

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from omnibus.app import framing, protocol
+from omnibus.app import protocol
+from omnibus.app import transport as framing
 from tests.unit.gateway.apps.workers import SPELLS, Abacus, run_worker, write_app
 from tests.unit.gateway.test_request_cost import cyclic_garbage
 

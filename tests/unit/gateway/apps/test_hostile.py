@@ -11,7 +11,7 @@ from tests.unit.gateway.apps.workers import Abacus, run_worker, wait_until_true,
 
 SPEAKS = """
 from omnibus.app import framing, protocol
-from omnibus.app.array_codec import Array, PackedItem
+from omnibus.app.protocol import Array, PackedItem
 from omnibus.graph import GraphNode, call_digest
 from omnibus.task import Segment
 

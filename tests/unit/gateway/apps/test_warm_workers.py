@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.errors import DeadlineExceeded
 from omnibus.metrics.collectors import REGISTRY
-from omnibus_gateway.apps.warm_workers import WarmWorkers
+from omnibus_gateway.apps.worker_supervisor import WarmWorkers
 from tests.unit.gateway.apps.estate import ECHO, LOUD, PATIENT, AppCluster, AppGateway, find_worker_pids
 from tests.unit.gateway.apps.test_served_apps import SLOW
 from tests.unit.gateway.house import VL, read_error_body

@@ -13,7 +13,7 @@ import numpy as np
 from omnibus.app_record import AppSource
 from omnibus.errors import OmnibusError
 from omnibus.graph import HANDLE, as_ref
-from omnibus.process.restart import RestartPolicy
+from omnibus.process.supervise import RestartPolicy
 from omnibus.task import Segment
 from omnibus.tensors.handle import Item
 from omnibus_gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor

@@ -20,8 +20,7 @@ from omnibus_gateway.media import peers as peers_module
 from omnibus_gateway.media.blob_store import BLOB, MediaStore
 from omnibus_gateway.media.files import FILE, FileStore, UnwrittenFile
 from omnibus_gateway.media.peers import PART_BYTES, FileResponder, FileSource, KeptFile, MediaPeers
-from omnibus_gateway.videos.copies import VIDEO
-from omnibus_gateway.videos.storage import VideoStorage
+from omnibus_gateway.videos.storage import VIDEO, VideoStorage
 from tests.memory_bus import MemoryBus
 from tests.unit.sidecar.node import wait_until
 from tests.unit.sidecar.peers.pair import PeerNode, two_nodes

@@ -18,8 +18,7 @@ from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.inflight import InflightInvocation
 from omnibus_gateway.dispatch.streams import Fingerprint, ResultStream
 from omnibus_gateway.media.blob_store import MediaStore
-from omnibus_gateway.replay.comparison import ReplayComparison
-from omnibus_gateway.replay.verdict import compare_failures, summarize
+from omnibus_gateway.replay.comparison import ReplayComparison, compare_failures, summarize
 from omnibus_gateway.request.accumulator import AnswerAccumulator
 from tests.unit.cli.documents import make_end, make_invocation
 

@@ -19,14 +19,14 @@ from websockets.exceptions import ConnectionClosed
 from omnibus.errors import BadRequest, TooLarge
 from omnibus.store import Store
 from omnibus_gateway.openai.responses.request import parse_response_request
-from omnibus_gateway.openai.responses.socket_events import (
+from omnibus_gateway.openai.responses.sequence import (
     SteerEvent,
     encode_error,
     encode_steer_failure,
     parse_socket_event,
     read_stream_id,
 )
-from omnibus_gateway.responses import connection
+from omnibus_gateway.responses import sockets as connection
 from tests.unit.gateway.house import TEXT, ToyGateway, start_toy_gateway
 from tests.unit.gateway.realtime.test_connections import expect_rejection, make_bearer_options, start_gated_gateway
 from tests.unit.gateway.responses_house import PATH, ResponsesPair, SlowResponseThinker, events_of, read_response_body

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from omnibus.canary.gate import GateRules
+from omnibus.canary.candidate import GateRules
 from omnibus.graph import GraphNode
 from omnibus_gateway.dispatch.retention import RecordedChunk
 from omnibus_gateway.shadow.compare import describe_difference, find_differences

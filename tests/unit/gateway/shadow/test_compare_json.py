@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from omnibus.canary.gate import GateRules
-from omnibus_gateway.shadow.compare_json import describe_json_difference
+from omnibus.canary.candidate import GateRules
+from omnibus_gateway.shadow.compare import describe_json_difference
 
 EXACT, LOOSE = GateRules(tolerance=0.0), GateRules(tolerance=0.1, score=0.5)
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from omnibus.bus import subjects
-from omnibus.canary.candidate import Candidate, OptionChange
-from omnibus.canary.overlay import overlay_model
+from omnibus.canary.candidate import Candidate, OptionChange, overlay_model
 from omnibus.errors import BadInput
 from omnibus.executor import loop as acks
 from omnibus.executor.runner import Job

@@ -15,8 +15,8 @@ import redis.asyncio as redis
 from omnibus.errors import Retryable, StoreUnavailable
 from omnibus.settings import StoreSettings
 from omnibus.store import JobRecord, JobRules, Store
+from omnibus.store.lease import JobLease
 from omnibus.up import infra
-from omnibus_gateway.videos.lease import JobLease
 from tests.unit.sidecar import node as nodes
 
 KIND = "video"

@@ -12,8 +12,8 @@ from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.media.peers import FileResponder, FileSource, MediaPeers
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
-from omnibus_gateway.videos.copies import VIDEO
 from omnibus_gateway.videos.service import Videos
+from omnibus_gateway.videos.storage import VIDEO
 from tests.unit.gateway.videos.studio import (
     Studio,
     connect_store,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from omnibus.checkpoints.adapter_source import describe_adapter
+from omnibus.checkpoints.adapters import describe_adapter
 from omnibus.errors import BadRequest, Conflict, Forbidden
 from omnibus_llm.engine.model import AdapterLimits
 from omnibus_llm.runners.prefill_decode import DecodeRunner, PrefillRunner

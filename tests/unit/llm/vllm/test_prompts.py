@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from omnibus.errors import StageUnavailable
-from omnibus_llm.vllm.prompts import MAX_SHORT_CHARS, PromptTokenizer
+from omnibus_llm.vllm.request import MAX_SHORT_CHARS, PromptTokenizer
 from omnibus_models.contract import PLAIN_PROMPT, PromptOptions, TokenizedPrompt
 
 SHORT = [{"role": "user", "content": "a few words"}]

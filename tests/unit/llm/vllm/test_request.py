@@ -8,8 +8,8 @@ import torch
 
 from omnibus.errors import BadRequest, StageFailed
 from omnibus.executor.runner import Item
+from omnibus_llm.vllm.protocol import map_memory
 from omnibus_llm.vllm.request import PIECE_ROWS, VllmRequest, is_text
-from omnibus_llm.vllm.shared_memory import map_memory
 from omnibus_models import tiny
 from omnibus_models.contract import Encoded, Reader
 from omnibus_models.families import load_family

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from omnibus_llm.vllm.shared_memory import SharedBuffer, map_memory, open_memory, relocate_place
+from omnibus_llm.vllm.protocol import SharedBuffer, map_memory, open_memory, relocate_place
 
 READ = """
 import json, sys
 import torch
-from omnibus_llm.vllm.shared_memory import map_memory
+from omnibus_llm.vllm.protocol import map_memory
 print(map_memory(json.loads(sys.argv[1]), torch.uint8).numpy().tobytes().hex())
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from omnibus.errors import StageUnavailable
-from omnibus.process.restart import RestartPolicy
+from omnibus.process.supervise import RestartPolicy
 from omnibus_llm.vllm import supervisor as module
 from omnibus_llm.vllm.protocol import CacheBlockLayout, Generation, Tokens
 from omnibus_llm.vllm.supervisor import EngineSupervisor

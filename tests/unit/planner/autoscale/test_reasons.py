@@ -1,6 +1,6 @@
 """The reason of a plan that follows the load names the changes."""
 
-from omnibus_planner.autoscale.reasons import describe_load_change
+from omnibus_planner.autoscale.explanation import describe_load_change
 from omnibus_planner.optimize import ModelLoad
 
 SEEN, TEXT = "vision+thinker", "thinker"

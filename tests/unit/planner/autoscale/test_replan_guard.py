@@ -2,7 +2,7 @@
 
 import pytest
 
-from omnibus_planner.autoscale.replan_guard import ReplanEstimate, ReplanGuard
+from omnibus_planner.autoscale.candidates import ReplanEstimate, ReplanGuard
 from omnibus_planner.optimize import ModelLoad, PlanningResult
 from tests.unit.planner.adapting import SEEN, TEXT, AdaptationClock
 

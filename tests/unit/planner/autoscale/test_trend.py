@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from omnibus_planner.autoscale.trend import RateForecast, TrendForecast, forecast_rate, raise_to_forecasts
+from omnibus_planner.autoscale.forecast import RateForecast, TrendForecast, forecast_rate, raise_to_forecasts
 from omnibus_planner.optimize.load import ModelLoad
 
 WINDOW = 10.0

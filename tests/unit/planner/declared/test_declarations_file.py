@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from omnibus.cluster.desired import desired_executors
+from omnibus.cluster.presence import desired_executors
 from omnibus.errors import BadRequest
 from omnibus.families import catalog
 from omnibus.plan import ModelPlan, Path, Plan, decode_plan, encode_plan

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from omnibus.cluster.desired import desired_executors
+from omnibus.cluster.presence import desired_executors
 from omnibus.errors import BadRequest
 from omnibus.executor.settings import ExecutorSettings
 from omnibus.plan import DeploymentOption, ModelPlan, Plan, decode_plan, encode_plan

@@ -1,9 +1,9 @@
 """The minimal actions that turn the running executors into the wanted ones."""
 
-from omnibus.cluster.desired import DesiredExecutors, ExecutorKind, desired_executors
+from omnibus.cluster.presence import DesiredExecutors, ExecutorKind, desired_executors
 from omnibus.plan import DeploymentOption, ModelPlan, Plan
 from omnibus_planner.reconcile import RunningWorkload, ScaleWorkload, StartWorkload, StopWorkload, diff_workloads
-from omnibus_planner.reconcile.diff import ReplaceWorkload
+from omnibus_planner.reconcile.backend import ReplaceWorkload
 
 
 def make_desired(**replicas: int) -> dict[ExecutorKind, DesiredExecutors]:

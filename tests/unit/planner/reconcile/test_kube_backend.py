@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from omnibus.cells import join_cells
-from omnibus.cluster.desired import DesiredExecutors, desired_executors
+from omnibus.cluster.presence import DesiredExecutors, desired_executors
 from omnibus.errors import BadRequest, Retryable
 from omnibus.plan import DeploymentOption, ModelPlan, Plan
 from omnibus.settings import KubernetesSettings, PlannerSettings

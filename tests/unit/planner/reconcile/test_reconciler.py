@@ -10,8 +10,7 @@ import redis.asyncio as redis
 
 from omnibus.bus import subjects
 from omnibus.bus.messages import GatewayStatus
-from omnibus.cluster.desired import desired_executors
-from omnibus.cluster.presence import GatewayPlans
+from omnibus.cluster.presence import GatewayPlans, desired_executors
 from omnibus.plan import DeploymentOption, ModelPlan, Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, KubernetesSettings, StoreSettings

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from omnibus.cluster.desired import desired_executors
+from omnibus.cluster.presence import desired_executors
 from omnibus.families import catalog
 from omnibus.plan import Plan
 from tests.unit.planner.apps import make_app, make_task

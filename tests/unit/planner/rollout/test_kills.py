@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from omnibus.cluster.desired import replica_counts
+from omnibus.cluster.presence import replica_counts
 from omnibus.errors import StoreUnavailable
 from omnibus_planner.rollout import readiness, rollout
 from omnibus_planner.service import PlannerService

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from omnibus.cluster.desired import ExecutorKind
+from omnibus.cluster.presence import ExecutorKind
 from omnibus.plan import DeploymentOption, ModelPlan
 from omnibus_planner.rollout.readiness import (
     MAX_BACKOFF_SECONDS,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from omnibus_planner.rollout.reasons import describe_app_changes
+from omnibus_planner.rollout.transition_plan import describe_app_changes
 from tests.unit.planner.apps import make_app, make_task
 
 POEM, STORY = make_app("poem", make_task("spell")), make_app("story")

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnibus.cluster.desired import ExecutorKind, replica_counts
+from omnibus.cluster.presence import ExecutorKind, replica_counts
 from omnibus.plan import DeploymentOption, ModelPlan, Path
-from omnibus_planner.rollout.change_group import ExecutorSize, executor_sizes
-from omnibus_planner.rollout.steps import InsufficientGpus, describe_step, rollout_steps
+from omnibus_planner.rollout.steps import ExecutorSize, InsufficientGpus, describe_step, executor_sizes, rollout_steps
 from omnibus_planner.rollout.transition_plan import owning_option, running_replicas
 
 PARTS = ("vision", "thinker")

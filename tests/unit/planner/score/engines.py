@@ -13,9 +13,8 @@ from omnibus.plan import DeploymentOption, ModelPlan, Path, Plan
 from omnibus.plan_score import PlanScore
 from omnibus.profile import ModelProfile, OptionProfile, RoleCost, TypeProfile
 from omnibus_planner.optimize.promise import PromiseChecker
-from omnibus_planner.score.measurement import PlanMeasurement, Reports
 from omnibus_planner.score.replay import replay_requests
-from omnibus_planner.score.scoring import score_plan
+from omnibus_planner.score.scoring import PlanMeasurement, Reports, score_plan
 from omnibus_planner.simulate.arrivals import TypeRate, poisson_arrivals
 from omnibus_planner.simulate.cluster import SimulatedModel
 from omnibus_planner.simulate.devices import ModelDevices, simulated_devices

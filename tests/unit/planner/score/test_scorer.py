@@ -20,9 +20,8 @@ from omnibus_planner.optimize.learned_seconds import (
 )
 from omnibus_planner.optimize.model_inputs import ModelInputs, slower_option
 from omnibus_planner.optimize.promise import PromiseChecker
-from omnibus_planner.score.measurement import PlanMeasurement, Reports
 from omnibus_planner.score.replay import replay_requests
-from omnibus_planner.score.scoring import score_plan
+from omnibus_planner.score.scoring import PlanMeasurement, Reports, score_plan
 from tests.unit.planner.optimize import testbed
 from tests.unit.planner.optimize.testbed import SEEN, TEXT
 

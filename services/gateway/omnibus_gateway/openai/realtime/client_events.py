@@ -9,8 +9,13 @@ from msgspec import Meta, Struct
 
 from omnibus.errors import BadRequest
 from omnibus_gateway.openai.parse import check_values, invalid_request
-from omnibus_gateway.openai.realtime.items import ItemId, RealtimeItem, RealtimeReference
-from omnibus_gateway.openai.realtime.session import ResponseOptions, SessionUpdate
+from omnibus_gateway.openai.realtime.session import (
+    ItemId,
+    RealtimeItem,
+    RealtimeReference,
+    ResponseOptions,
+    SessionUpdate,
+)
 
 #: Limit of the base64 characters that one event may append: 15 MiB, as in OpenAI's API.
 MAX_APPEND_CHARS = 15 << 20

@@ -1,13 +1,19 @@
-"""The session object: the fields that clients may change, and its configuration."""
+"""The session object: the fields that clients may change, and its configuration.
+
+Items of a realtime conversation in the format of clients.
+
+Requests to ``/v1/realtime/client_secrets`` and their responses.
+"""
 
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from omnibus_gateway.openai.chat_request import Effort, Temperature, VoiceId
+from omnibus_gateway.openai.chat_request import Effort, ImageDetail, Temperature, VoiceId
+from omnibus_gateway.openai.parse import decode_body
+from omnibus_gateway.openai.responses.items import FlatNamedChoice
 from omnibus_gateway.openai.responses.request import Metadata
-from omnibus_gateway.openai.responses.tools import FlatNamedChoice
 from omnibus_gateway.openai.tools import MAX_TOOLS, Description, Name
 
 #: Sample rates of the audio formats.
@@ -232,3 +238,131 @@ def voice_name(voice: Any) -> str:
 
 
 encode_event = msgspec.json.Encoder().encode
+
+
+ItemId = Annotated[str, Meta(min_length=1, max_length=128)]
+#: Limits: characters of the text of one part, and parts of one message.
+MAX_TEXT_CHARS, MAX_PARTS = 1 << 20, 64
+_Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+_Status = Literal["completed", "incomplete", "in_progress"]
+
+
+class RealtimeInputText(Struct, frozen=True, tag_field="type", tag="input_text", forbid_unknown_fields=True):
+    text: _Text
+
+
+class RealtimeInputAudio(Struct, frozen=True, tag_field="type", tag="input_audio", forbid_unknown_fields=True):
+    """Base64 audio in the session's input format. The model does not read ``transcript``."""
+
+    audio: Annotated[str, Meta(min_length=1)]
+    transcript: _Text | None = None
+
+
+class RealtimeInputImage(Struct, frozen=True, tag_field="type", tag="input_image", forbid_unknown_fields=True):
+    """An image as a data URL or an https URL."""
+
+    image_url: Annotated[str, Meta(min_length=1)]
+    detail: ImageDetail | None = None
+
+
+class RealtimeOutputText(Struct, frozen=True, tag_field="type", tag="output_text", forbid_unknown_fields=True):
+    text: _Text
+
+
+class RealtimeOutputAudio(Struct, frozen=True, tag_field="type", tag="output_audio", forbid_unknown_fields=True):
+    """The transcript of an assistant's speech. ``audio`` is rejected: no model can continue it."""
+
+    transcript: _Text
+    audio: str | None = None
+
+
+RealtimePart = RealtimeInputText | RealtimeInputAudio | RealtimeInputImage | RealtimeOutputText | RealtimeOutputAudio
+
+
+class RealtimeMessage(Struct, frozen=True, tag_field="type", tag="message", forbid_unknown_fields=True):
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[list[RealtimePart], Meta(min_length=1, max_length=MAX_PARTS)]
+    id: ItemId | UnsetType | None = UNSET
+    object: Literal["realtime.item"] | UnsetType = UNSET
+    status: _Status | UnsetType | None = UNSET
+
+
+class RealtimeFunctionCall(Struct, frozen=True, tag_field="type", tag="function_call", forbid_unknown_fields=True):
+    """A function call. ``arguments`` is JSON text."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    arguments: _Text
+    call_id: ItemId | UnsetType = UNSET
+    id: ItemId | UnsetType | None = UNSET
+    object: Literal["realtime.item"] | UnsetType = UNSET
+    status: _Status | UnsetType | None = UNSET
+
+
+class RealtimeFunctionOutput(
+    Struct, frozen=True, tag_field="type", tag="function_call_output", forbid_unknown_fields=True
+):
+    call_id: ItemId
+    output: _Text
+    id: ItemId | UnsetType | None = UNSET
+    object: Literal["realtime.item"] | UnsetType = UNSET
+    status: _Status | UnsetType | None = UNSET
+
+
+class RealtimeReference(Struct, frozen=True, tag_field="type", tag="item_reference", forbid_unknown_fields=True):
+    """A reference to an item of the conversation by its id."""
+
+    id: ItemId
+
+
+RealtimeItem = RealtimeMessage | RealtimeFunctionCall | RealtimeFunctionOutput
+
+
+PATH = "/v1/realtime"
+CLIENT_SECRETS = f"{PATH}/client_secrets"
+#: Default lifetime of a client secret, in seconds.
+DEFAULT_SECONDS = 600
+
+
+class SecretExpiry(Struct, frozen=True, forbid_unknown_fields=True):
+    anchor: Literal["created_at"] = "created_at"
+    seconds: Annotated[int, Meta(ge=10, le=7200)] = DEFAULT_SECONDS
+
+
+class ClientSecretRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """A request for a secret. None means that a field is not set. Without a model, the session's client must set it."""
+
+    expires_after: SecretExpiry | None = None
+    session: SessionUpdate | None = None
+
+
+class ClientSecret(Struct, frozen=True):
+    """A client secret. ``expires_at`` is in Unix seconds; ``session`` is the configuration of its session."""
+
+    value: str
+    expires_at: int
+    session: dict[str, Any]
+
+
+_DECODER = msgspec.json.Decoder(ClientSecretRequest)
+_UPDATE = msgspec.json.Decoder(SessionUpdate)
+_encode = msgspec.json.Encoder().encode
+
+
+def parse_client_secret_request(body: bytes) -> ClientSecretRequest:
+    """Decode and check a request. Raises ``BadRequest`` with ``param``."""
+    return decode_body(_DECODER, body)
+
+
+def encode_client_secret(secret: ClientSecret) -> bytes:
+    """Encode the response as JSON."""
+    return _encode(secret)
+
+
+def encode_update(update: SessionUpdate) -> bytes:
+    """Encode a session update for storage."""
+    return _encode(update)
+
+
+def decode_update(body: bytes) -> SessionUpdate:
+    """Decode a stored session update. Raises ``msgspec.MsgspecError``."""
+    return _UPDATE.decode(body)

@@ -21,13 +21,15 @@ from omnibus_gateway.openai.chat_request import (
 )
 from omnibus_gateway.openai.images import check_options
 from omnibus_gateway.openai.parse import check_values, convert_json, invalid_request
-from omnibus_gateway.openai.responses.items import InputItem, InputMessage, InputText
-from omnibus_gateway.openai.responses.tools import (
+from omnibus_gateway.openai.responses.items import (
     IMAGE_TOOL,
     FlatAllowedChoice,
     FlatFunctionTool,
     FlatNamedChoice,
     ImageGenerationTool,
+    InputItem,
+    InputMessage,
+    InputText,
     NamedImageChoice,
 )
 from omnibus_gateway.openai.tools import MAX_TOOLS, Description, Name

@@ -12,9 +12,8 @@ from msgspec import Struct
 
 from omnibus.errors import OmnibusError, Overloaded, Rejected, Unauthorized
 from omnibus_gateway.openai.chat_response import Usage
-from omnibus_gateway.openai.responses.items import OutputItem
+from omnibus_gateway.openai.responses.items import FlatFunctionTool, ImageGenerationTool, OutputItem
 from omnibus_gateway.openai.responses.request import ReasoningConfig, ResponseRequest
-from omnibus_gateway.openai.responses.tools import FlatFunctionTool, ImageGenerationTool
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 

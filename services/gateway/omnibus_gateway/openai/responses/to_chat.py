@@ -11,10 +11,17 @@ from omnibus.errors import BadRequest
 from omnibus_gateway.openai import chat_request as chat
 from omnibus_gateway.openai.chat_request import ChatRequest, ImageUrl, Message, Url
 from omnibus_gateway.openai.responses.items import (
+    IMAGE_TOOL,
+    IMAGE_TOOL_DESCRIPTION,
+    IMAGE_TOOL_PARAMETERS,
     Compaction,
+    FlatAllowedChoice,
+    FlatFunctionTool,
+    FlatNamedChoice,
     FunctionCallItem,
     FunctionCallOutput,
     ImageGenerationCall,
+    ImageGenerationTool,
     InputAudioContent,
     InputFile,
     InputImage,
@@ -22,22 +29,13 @@ from omnibus_gateway.openai.responses.items import (
     InputMessage,
     InputText,
     InputVideo,
+    NamedImageChoice,
     OutputAudio,
     OutputText,
     Reasoning,
     Refusal,
 )
 from omnibus_gateway.openai.responses.request import ObjectFormat, ResponseRequest, SchemaFormat
-from omnibus_gateway.openai.responses.tools import (
-    IMAGE_TOOL,
-    IMAGE_TOOL_DESCRIPTION,
-    IMAGE_TOOL_PARAMETERS,
-    FlatAllowedChoice,
-    FlatFunctionTool,
-    FlatNamedChoice,
-    ImageGenerationTool,
-    NamedImageChoice,
-)
 from omnibus_gateway.openai.tools import (
     AllowedToolChoice,
     AllowedTools,

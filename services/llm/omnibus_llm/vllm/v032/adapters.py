@@ -5,8 +5,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
-from omnibus.checkpoints.adapter_source import AdapterSource
-from omnibus.checkpoints.adapters import LoraAdapter, read_adapter
+from omnibus.checkpoints.adapters import AdapterSource, LoraAdapter, read_adapter
 from omnibus.errors import BadRequest, Fatal
 from omnibus_llm.engine.model import AdapterSlots
 from omnibus_llm.vllm.protocol import Launch

@@ -19,7 +19,7 @@ from vllm.distributed.ec_transfer.ec_connector.base import (
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from omnibus_llm.vllm.shared_memory import Place, map_memory, open_memory, relocate_place
+from omnibus_llm.vllm.protocol import Place, map_memory, open_memory, relocate_place
 
 
 @dataclass

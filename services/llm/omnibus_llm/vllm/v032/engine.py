@@ -15,7 +15,7 @@ from contextlib import aclosing, contextmanager
 from typing import Any
 
 from omnibus.errors import BadRequest, Fatal, OmnibusError, StageFailed, StageUnavailable
-from omnibus.process.parent_death import die_with_parent
+from omnibus.process.tuning import die_with_parent
 from omnibus_llm.engine.sampler import TokenLogprobs
 from omnibus_llm.vllm.protocol import CacheBlockLayout, Generation, Launch, Tokens
 from omnibus_llm.vllm.v032 import adapters, arguments

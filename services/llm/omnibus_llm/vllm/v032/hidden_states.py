@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from omnibus_llm.vllm.shared_memory import Place, open_memory
+from omnibus_llm.vllm.protocol import Place, open_memory
 from omnibus_llm.vllm.v032.kv_connector import LOAD_ARGUMENT, extra_arguments
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
 from omnibus.errors import Fatal
-from omnibus_llm.vllm.shared_memory import Place, map_memory, open_memory
+from omnibus_llm.vllm.protocol import Place, map_memory, open_memory
 
 log = logging.getLogger(__name__)
 
