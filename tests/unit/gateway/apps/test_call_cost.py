@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from omnibus.app import protocol
-from omnibus.app import transport as framing
+from omnibus_gateway.apps import worker_process
 from tests.unit.gateway.apps.workers import SPELLS, Abacus, run_worker, write_app
 from tests.unit.gateway.test_request_cost import cyclic_garbage
 
@@ -14,14 +14,14 @@ async def test_a_call_takes_one_message_for_each_step_and_leaves_no_circle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     message_names: list[str] = []
-    decode = framing.from_worker
+    decode = worker_process.from_worker
 
     def record_message(body: bytes) -> protocol.FromWorker:
         message = decode(body)
         message_names.append(type(message).__name__)
         return message
 
-    monkeypatch.setattr(framing, "from_worker", record_message)
+    monkeypatch.setattr(worker_process, "from_worker", record_message)
     async with run_worker(write_app(tmp_path, SPELLS)) as host:
         await host.invoke(Abacus(), b'{"text": "ab"}').read_answer()
         message_names.clear()

@@ -10,7 +10,7 @@ from omnibus_gateway.apps import graph_submission
 from tests.unit.gateway.apps.workers import Abacus, run_worker, wait_until_true, write_app
 
 SPEAKS = """
-from omnibus.app import framing, protocol
+from omnibus.app import protocol, transport
 from omnibus.app.protocol import Array, PackedItem
 from omnibus.graph import GraphNode, call_digest
 from omnibus.task import Segment
@@ -19,7 +19,7 @@ def say(*messages):
     link = int(sys.argv[1])
     os.set_blocking(link, True)  # a link that is full would take a part of a message, and the rest would never come
     for message in messages:
-        data = message if isinstance(message, bytes) else framing.encode_message(message)
+        data = message if isinstance(message, bytes) else transport.encode_message(message)
         os.write(link, data)
     os.set_blocking(link, False)
 
@@ -35,7 +35,7 @@ PLAIN = "async def serve(request):\n"
     [
         ("b'\\xff' * 64", "a frame must have at most .* bytes"),
         ("b'\\x04\\x00\\x00\\x00junk'", "not a message"),
-        ("framing.encode_message(protocol.Cancel(1))", "not a message"),
+        ("transport.encode_message(protocol.Cancel(1))", "not a message"),
         (
             "protocol.AppReady(protocol.Description('a', '', (), '', '', {}, {}, False))",
             "the worker reports twice that it is ready",
