@@ -82,7 +82,7 @@ async def _run_talker(job: Job) -> None:
     await job.value("layout")
     async for _ in job.stream("rows"):
         pass
-    limit = job.inputs["params"]["max_codes"]
+    limit = job.inputs["params"].get("max_codes")  # none: the default of the talker
     job.close("codes", {"codes": [job.seed] * (limit if limit == bodies.SPEECH_CODES else 1)})
 
 
