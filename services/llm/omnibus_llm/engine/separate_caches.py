@@ -100,36 +100,26 @@ class NativeSlots(SeparateCaches):
     def __init__(self, decoder: LlamaCppThinker, slots: int, context: int) -> None:
         super().__init__(decoder, slots, context)
         self._native = decoder
-        self._sequences: list[NativeSequence] = []
+        self._caches: list[NativeSequence] = []
         self.token_bytes = decoder.token_bytes
 
     def insert(self, cache: NativeSequence) -> int:
         """Put ``cache``, or a copy if it is in a slot already, into the next free slot; returns the slot."""
         sequence = self._native.fork_sequence(cache, cache.length) if cache.in_slot else cache
         sequence.in_slot = True
-        self._sequences.append(sequence)
+        self._caches.append(sequence)
         self.lengths.append(sequence.length)
         return len(self.lengths) - 1
 
     def occupy_slots(self, count: int, length: int) -> list[int]:
         """See ``SlotCache``."""
-        self.lengths, self._sequences, self._ahead = [], [], {}
+        self.lengths, self._caches, self._ahead = [], [], {}
         if count:
             first = self._native.new_cache()
             self._native.forward(torch.zeros(1, length, 1), torch.arange(length)[None, None], first, None)
             for _ in range(count):
                 self.insert(first)
         return list(range(count))
-
-    def remove(self, slot: int, wipe: bool = False) -> None:
-        """Free ``slot``; the last sequence moves into it."""
-        last = len(self.lengths) - 1
-        self._ahead.pop(slot, None)
-        if slot != last and last in self._ahead:
-            self._ahead[slot] = self._ahead.pop(last)
-        self.lengths[slot], self._sequences[slot] = self.lengths[last], self._sequences[last]
-        self.lengths.pop()
-        self._sequences.pop()
 
     def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
         """See ``DecodePass``: logits of the next tokens, in one call of the decoder for each adapter."""
@@ -139,7 +129,7 @@ class NativeSlots(SeparateCaches):
             logits = self._native.decode_rows(
                 [tokens[at] for at in group],
                 [positions[at] for at in group],
-                [self._sequences[slots[at]].number for at in group],
+                [self._caches[slots[at]].number for at in group],
                 adapter,
             )
             self._ahead.update(zip((slots[at] for at in group), logits, strict=True))
