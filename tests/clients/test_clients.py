@@ -74,6 +74,7 @@ def run_client(
             "OPENAI_API_KEY": "none",
             "ANTHROPIC_BASE_URL": system.url,
             "ANTHROPIC_API_KEY": "none",
+            "OLLAMA_HOST": system.url,
         },
         capture_output=True,
         text=True,

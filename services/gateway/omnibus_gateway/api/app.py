@@ -24,7 +24,7 @@ from omnibus.metrics import render_exposition
 from omnibus.plan import Plan
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.adapters.routes import AdapterRoutes
-from omnibus_gateway.anthropic.errors import MessagesEdge
+from omnibus_gateway.anthropic.errors import MessagesDialect
 from omnibus_gateway.anthropic.openapi import message_components, message_paths
 from omnibus_gateway.api.direct_chat import DirectChatRoute
 from omnibus_gateway.api.routes import RouteTable
@@ -37,9 +37,14 @@ from omnibus_gateway.auth.access_rules import SameOriginMiddleware, allow_origin
 from omnibus_gateway.console.routes import Console
 from omnibus_gateway.dispatch.dispatcher import Dispatcher
 from omnibus_gateway.http.connection import BODY_COMPLETE
+from omnibus_gateway.http.dialects import DialectEdge
 from omnibus_gateway.http.direct import DirectRoute
 from omnibus_gateway.http.exchange import Handler, add_routes, json_response
 from omnibus_gateway.http.response import OpenRequests, send_error
+from omnibus_gateway.ollama.errors import OllamaDialect
+from omnibus_gateway.ollama.openapi import ollama_components, ollama_paths
+from omnibus_gateway.ollama.routes import OllamaModels
+from omnibus_gateway.ollama.wire import PREFIX
 from omnibus_gateway.openai import openapi
 from omnibus_gateway.openai.errors import error_body, error_headers
 from omnibus_gateway.openai.models import PATH, ModelList, ModelObject
@@ -65,10 +70,14 @@ class ModelRoutes:
             f"{PATH}/{{model:path}}": {"GET": self._get_model},
         }
         add_routes(app, routes)
+        OllamaModels(self._read_models).add_routes(app)
+
+    async def _read_models(self) -> dict[str, ModelObject]:
+        self._check_read()
+        return await self._available_models()
 
     async def _list_models(self, _: Request) -> Response:
-        self._check_read()
-        return json_response(ModelList(data=list((await self._available_models()).values())))
+        return json_response(ModelList(data=list((await self._read_models()).values())))
 
     async def _get_model(self, request: Request) -> Response:
         name = request.path_params["model"]
@@ -199,7 +208,8 @@ class Frontend:
         budgeted_app = self._with_body_budget(dispatch_request)
         guarded_app = self._guard(budgeted_app) if self._guard is not None else budgeted_app
         self._guarded = guarded_app
-        return allow_origins(MessagesEdge(self.requests.track_requests(guarded_app)), self._settings)
+        tracked_app = self.requests.track_requests(guarded_app)
+        return allow_origins(DialectEdge(tracked_app, MessagesDialect(), OllamaDialect()), self._settings)
 
     def create_direct_route(self) -> DirectRoute | None:
         """Return the route of plain chats past the application; None if keys are required."""
@@ -309,15 +319,16 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 
 def _unknown_route_message(path: str) -> str:
-    paths = openapi.openapi_paths() | message_paths()
+    paths = openapi.openapi_paths() | message_paths() | ollama_paths()
     if f"/v1{path}" in paths:
         return f"{path} is not served here, /v1{path} is: clients' base URL ends in /v1."
-    served_paths = sorted(each.removeprefix("/v1/") for each in paths if "{" not in each)
-    return f"{path[:_MAX_QUOTED_CHARS]} is not served here. Below /v1/ there are: {', '.join(served_paths)}."
+    prefix = PREFIX if path.startswith(PREFIX) else "/v1/"
+    served_paths = sorted(each.removeprefix(prefix) for each in paths if each.startswith(prefix) and "{" not in each)
+    return f"{path[:_MAX_QUOTED_CHARS]} is not served here. Below {prefix} there are: {', '.join(served_paths)}."
 
 
 def _add_model_paths(document: dict[str, Any]) -> dict[str, Any]:
-    document.setdefault("paths", {}).update(openapi.openapi_paths() | message_paths())
-    schemas = openapi.openapi_components() | message_components()
+    document.setdefault("paths", {}).update(openapi.openapi_paths() | message_paths() | ollama_paths())
+    schemas = openapi.openapi_components() | message_components() | ollama_components()
     document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
     return document

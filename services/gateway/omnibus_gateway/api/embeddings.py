@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -43,13 +44,30 @@ class _EmbeddedItems(NamedTuple):
     tokens: int
 
 
+class EmbeddingFormat(NamedTuple):
+    """Format of requests for vectors and of their responses: OpenAI's, or that of another API."""
+
+    parse: Callable[[bytes], EmbeddingRequest] = embeddings.parse_embedding_request
+    encode: Callable[..., bytes] = embeddings.encode_embeddings
+
+
+OPENAI_FORMAT = EmbeddingFormat()
+
+
 class EmbeddingRoute(PostRoute):
     """Computes vectors of texts and images."""
 
     reads_prices = True
 
-    def __init__(self, settings: GatewaySettings, runs: RequestFactory, chat: Chat) -> None:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        runs: RequestFactory,
+        chat: Chat,
+        format: EmbeddingFormat = OPENAI_FORMAT,
+    ) -> None:
         super().__init__(settings)
+        self._format = format
         self._runs = runs
         self._chat = chat
         #: Apps that are models; None without apps.
@@ -58,7 +76,7 @@ class EmbeddingRoute(PostRoute):
         self._limits = MediaLimits(body_bytes=settings.max_body)
 
     async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
-        embedding_request = embeddings.parse_embedding_request(post.body)
+        embedding_request = self._format.parse(post.body)
         if self.chats is not None and self.chats.is_served_by_app(embedding_request.model, EMBEDDINGS):
             await self._call_app(self.chats, embedding_request, post, sending)
             return
@@ -73,7 +91,7 @@ class EmbeddingRoute(PostRoute):
                 embed = self._embed_items if takes_images else self._embed_texts
                 embedded_items = await embed(run, task, embedding_request)
                 body = await asyncio.to_thread(
-                    embeddings.encode_embeddings, embedding_request, *embedded_items, truncates=not takes_images
+                    self._format.encode, embedding_request, *embedded_items, truncates=not takes_images
                 )
         await sending.send_body(JSON, body)
 
@@ -101,9 +119,7 @@ class EmbeddingRoute(PostRoute):
             if sum(map(len, arrays)) != len(texts):
                 raise AppFailed(f"`embed` of the app {run.app} must return one row for each text", stage=run.app)
             tokens = decode_value(int, items["tokens"], "tokens")
-            body = await asyncio.to_thread(
-                embeddings.encode_embeddings, embedding_request, np.concatenate(arrays), tokens
-            )
+            body = await asyncio.to_thread(self._format.encode, embedding_request, np.concatenate(arrays), tokens)
         await sending.send_body(JSON, body)
 
     async def _embed_texts(

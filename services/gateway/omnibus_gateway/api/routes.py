@@ -9,7 +9,7 @@ from omnibus_gateway.anthropic.wire import COUNT_TOKENS, MESSAGES
 from omnibus_gateway.api.batches import BatchRoutes
 from omnibus_gateway.api.chat_completions import ChatRoute, DialectTranslator, ImageChatRoute, ResumeRoute
 from omnibus_gateway.api.completions import CompletionRoute
-from omnibus_gateway.api.embeddings import EmbeddingRoute
+from omnibus_gateway.api.embeddings import EmbeddingFormat, EmbeddingRoute
 from omnibus_gateway.api.files import FileRoutes, UploadRoutes
 from omnibus_gateway.api.images import ImageEditRoute, ImageGenerationRoute, ImageVariationRoute
 from omnibus_gateway.api.invocations import InvocationRoutes
@@ -30,6 +30,8 @@ from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.batches.service import Batches
 from omnibus_gateway.http.exchange import PostRoute
 from omnibus_gateway.media.files import MadeFiles
+from omnibus_gateway.ollama import vectors, wire
+from omnibus_gateway.ollama.routes import AnswerRoute
 from omnibus_gateway.openai import completions, embeddings, openapi, rerank, speech, transcriptions
 from omnibus_gateway.openai import images as pictures
 from omnibus_gateway.openai.realtime.session import CLIENT_SECRETS
@@ -89,6 +91,7 @@ class RouteTable:
             openapi.PATH: chat_route,
             MESSAGES: MessageRoute(settings, chat_route.answer_chat),
             COUNT_TOKENS: CountTokensRoute(settings, chat),
+            **self._ollama_routes(chat_route),
             response_requests.PATH: ResponseRoute(settings, responses),
             INPUT_TOKENS: InputTokensRoute(settings, context),
             COMPACT: CompactRoute(settings, context),
@@ -123,11 +126,25 @@ class RouteTable:
         route = self._response_socket if scope["path"] == response_requests.PATH else self.realtime
         return route(scope, receive, send)
 
+    def _ollama_routes(self, chat_route: ChatRoute) -> dict[str, PostRoute]:
+        """Return the routes in Ollama's format, which use those of chats and of vectors."""
+        settings, runs, chat, answer = self.runs.settings, self.runs, self.chat, chat_route.answer_chat
+        embed = EmbeddingFormat(vectors.parse_embed, vectors.encode_embed)
+        embedding = EmbeddingFormat(vectors.parse_embedding, vectors.encode_embedding)
+        return {
+            wire.CHAT: AnswerRoute(settings, chat, answer),
+            wire.GENERATE: AnswerRoute(settings, chat, answer, chats=False),
+            wire.EMBED: EmbeddingRoute(settings, runs, chat, embed),
+            wire.EMBEDDINGS: EmbeddingRoute(settings, runs, chat, embedding),
+        }
+
     def _batch_routes(self) -> dict[str, PostRoute]:
         """Return the routes that batches may name: JSON bodies and answers in OpenAI's format only."""
         forms = (pictures.EDITS, pictures.VARIATIONS, transcriptions.PATH, transcriptions.TRANSLATIONS)
         others = (*forms, speech.PATH, CLIENT_SECRETS, MESSAGES, COUNT_TOKENS)
-        return {path: route for path, route in self.posts.items() if path not in others}
+        return {
+            path: route for path, route in self.posts.items() if path not in others and not path.startswith(wire.PREFIX)
+        }
 
     def add_apps(self, apps: AppChats) -> None:
         """Serve the models of ``apps`` as well."""

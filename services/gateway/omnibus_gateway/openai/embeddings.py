@@ -119,9 +119,18 @@ def _image_ref(image: str, param: str) -> MediaRef:
 def encode_embeddings(
     request: EmbeddingRequest, vectors: NDArray[np.float32], tokens: int, *, truncates: bool = True
 ) -> bytes:
-    """Encode the response to ``vectors`` [items, width].
+    """Encode the response to ``vectors`` [items, width]. Raises the errors of ``fit_dimensions``."""
+    vectors = fit_dimensions(request, vectors, truncates=truncates)
+    data = [Embedding(index, _encode_vector(request, vector)) for index, vector in enumerate(vectors)]
+    return _encode(EmbeddingList(request.model, data, EmbeddingUsage(tokens, tokens)))
 
-    Raises ``BadRequest`` if ``dimensions`` exceeds the width, or is another number unless the route ``truncates``.
+
+def fit_dimensions(
+    request: EmbeddingRequest, vectors: NDArray[np.float32], *, truncates: bool = True
+) -> NDArray[np.float32]:
+    """Return ``vectors`` [items, width] with the requested dimensions.
+
+    Raises ``BadRequest`` if those exceed the width, or are another number unless the route ``truncates``.
     """
     if request.dimensions is not None:
         if not truncates and request.dimensions != vectors.shape[1]:
@@ -130,8 +139,7 @@ def encode_embeddings(
                 param="dimensions",
             )
         vectors = _truncate_vectors(vectors, request.dimensions)
-    data = [Embedding(index, _encode_vector(request, vector)) for index, vector in enumerate(vectors)]
-    return _encode(EmbeddingList(request.model, data, EmbeddingUsage(tokens, tokens)))
+    return vectors
 
 
 def _truncate_vectors(vectors: NDArray[np.float32], count: int) -> NDArray[np.float32]:

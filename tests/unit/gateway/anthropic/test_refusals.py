@@ -9,7 +9,7 @@ import pytest
 from omnibus import errors
 from omnibus.errors import OmnibusError
 from omnibus.executor.runner import Job
-from omnibus_gateway.anthropic.errors import convert_error
+from omnibus_gateway.anthropic.errors import MessagesDialect
 from omnibus_gateway.openai.errors import error_body
 from tests.unit.gateway.anthropic.conftest import Opener
 from tests.unit.gateway.anthropic.house import (
@@ -144,7 +144,9 @@ TYPES: list[tuple[OmnibusError, str]] = [
 @pytest.mark.parametrize(("error", "type"), TYPES, ids=[error.code for error, _ in TYPES])
 @pytest.mark.parametrize("in_stream", [False, True])
 def test_every_error_has_a_type(error: OmnibusError, type: str, in_stream: bool):
-    body = httpx.Response(200, content=convert_error(error_body(error, "r"), 0 if in_stream else error.status)).json()
+    body = httpx.Response(
+        200, content=MessagesDialect().convert_error(error_body(error, "r"), 0 if in_stream else error.status)
+    ).json()
 
     assert body == {"type": "error", "error": {"type": type, "message": "x"}, "request_id": "r"}
 

@@ -8,6 +8,7 @@ import pytest
 from omnibus.encoding.audio import MAX_SPEED, MIME, MIN_SPEED
 from omnibus_gateway.anthropic.openapi import message_paths
 from omnibus_gateway.api import speech
+from omnibus_gateway.ollama.openapi import ollama_paths
 from omnibus_gateway.openai import transcriptions
 from omnibus_gateway.openai.openapi import openapi_paths
 
@@ -16,7 +17,7 @@ TEXT = re.sub(r"\s+", " ", (Path(__file__).parents[4] / "docs" / "routes.md").re
 
 ROUTES = [
     f"{method.upper()} {path}"
-    for path, item in (openapi_paths() | message_paths()).items()
+    for path, item in (openapi_paths() | message_paths() | ollama_paths()).items()
     for method in item.keys() - {"parameters"}
     if "{" not in path
 ]
