@@ -1,8 +1,5 @@
 """``/v1/messages`` and ``/v1/messages/count_tokens``: chats in Anthropic's format."""
 
-from collections.abc import Awaitable
-from typing import Protocol
-
 import msgspec
 
 from omnibus.settings import GatewaySettings
@@ -10,23 +7,8 @@ from omnibus_gateway.anthropic.translate import parse_message_request, to_chat
 from omnibus_gateway.anthropic.wire import CountTokensRequest, MessageRequest, MessageTokensCount
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
-from omnibus_gateway.openai.chat_request import ChatRequest
-from omnibus_gateway.pricing.headers import PriceOptions
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import Chat, ChatAnswerer
 from omnibus_gateway.tasks.chat_response import collect_answer
-
-
-class ChatAnswerer(Protocol):
-    """Answers chats, as ``ChatRoute.answer_chat`` does."""
-
-    def __call__(
-        self,
-        chat_request: ChatRequest,
-        pinned_path: str,
-        sending: ResponseWriter,
-        resumable_stream: None,
-        prices: PriceOptions,
-    ) -> Awaitable[None]: ...
 
 
 class MessageRoute(PostRoute):

@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from typing import Protocol
 
 import msgspec
 from fastapi import FastAPI
@@ -17,27 +16,12 @@ from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.ollama import wire
 from omnibus_gateway.ollama.answer import encode_loaded
 from omnibus_gateway.ollama.translate import answer_shape, base_name, parse_chat, parse_generate, rename_params, to_chat
-from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.models import ModelObject
 from omnibus_gateway.openai.parse import decode_body
-from omnibus_gateway.pricing.headers import PriceOptions
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import Chat, ChatAnswerer
 
 _CAPABILITIES = {"image": "vision", "audio": "audio", "video": "video"}
 _show_decoder = msgspec.json.Decoder(wire.ShowRequest)
-
-
-class ChatAnswerer(Protocol):
-    """Answers chats, as ``ChatRoute.answer_chat`` does."""
-
-    def __call__(
-        self,
-        chat_request: ChatRequest,
-        pinned_path: str,
-        sending: ResponseWriter,
-        resumable_stream: None,
-        prices: PriceOptions,
-    ) -> Awaitable[None]: ...
 
 
 class AnswerRoute(PostRoute):

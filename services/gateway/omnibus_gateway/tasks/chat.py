@@ -8,7 +8,7 @@ answer: sends JSON or server-sent events, then one ``end``.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
@@ -25,6 +25,7 @@ from omnibus.task.runtime import run as run_task
 from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from omnibus_gateway.dispatch.streams import Fingerprint
 from omnibus_gateway.files.client_files import ClientFiles, resolve_files
+from omnibus_gateway.http.response import ResponseWriter
 from omnibus_gateway.media import inspect as openai_media
 from omnibus_gateway.media.fetcher import Fetcher
 from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits
@@ -55,6 +56,19 @@ class Chats(Protocol):
 
     async def begin_answer(self, run: ClientRequest, prepared_chat: PreparedChat) -> ChatOutput:
         """Start the prepared chat ``prepared_chat``; return the streams of the answer."""
+
+
+class ChatAnswerer(Protocol):
+    """Answers a chat of any dialect, as the route of chats does."""
+
+    def __call__(
+        self,
+        chat_request: ChatRequest,
+        pinned_path: str,
+        sending: ResponseWriter,
+        resumable_stream: None,
+        prices: PriceOptions,
+    ) -> Awaitable[None]: ...
 
 
 class PlainChat(NamedTuple):
