@@ -40,7 +40,7 @@ from omnibus_gateway.http.connection import BODY_COMPLETE
 from omnibus_gateway.http.dialects import DialectEdge
 from omnibus_gateway.http.direct import DirectRoute
 from omnibus_gateway.http.exchange import Handler, add_routes, json_response
-from omnibus_gateway.http.response import OpenRequests, send_error
+from omnibus_gateway.http.response import LIVENESS, OpenRequests, send_error
 from omnibus_gateway.ollama.errors import OllamaDialect
 from omnibus_gateway.ollama.openapi import ollama_components, ollama_paths
 from omnibus_gateway.ollama.routes import OllamaModels
@@ -158,6 +158,14 @@ log = logging.getLogger(__name__)
 
 #: Characters of a client's path that an error repeats.
 _MAX_QUOTED_CHARS = 160
+#: Reasons why routes of OpenAI are not served, by their beginning.
+_UNSUPPORTED = {
+    "/v1/moderations": " No model family classifies content: put a filter in front of the gateway.",
+    "/v1/assistants": " OpenAI replaced it: use /v1/responses and /v1/conversations.",
+    "/v1/threads": " OpenAI replaced it: use /v1/responses and /v1/conversations.",
+    "/v1/fine_tuning": " The gateway does not train: load adapters by /v1/load_lora_adapter.",
+    "/v1/vector_stores": " The gateway stores no vectors: compute them by /v1/embeddings.",
+}
 _NOT_READY_RESPONSES: dict[int | str, dict[str, Any]] = {503: {"description": "Some cannot: `missing` names them."}}
 
 
@@ -234,7 +242,9 @@ class Frontend:
 
     def _create_fastapi(self) -> FastAPI:
         app = FastAPI(title="Omnibus", version=__version__, docs_url=None, redoc_url=None)
-        app.add_api_route("/health", self.health, methods=["GET"], summary="The process lives")
+        app.add_api_route(LIVENESS[0], self.health, methods=["GET"], summary="The process lives")
+        for path in LIVENESS[1:]:
+            app.add_api_route(path, self.health, methods=["GET"], include_in_schema=False)
         app.add_api_route(
             "/readyz",
             self.readyz,
@@ -324,7 +334,10 @@ def _unknown_route_message(path: str) -> str:
         return f"{path} is not served here, /v1{path} is: clients' base URL ends in /v1."
     prefix = PREFIX if path.startswith(PREFIX) else "/v1/"
     served_paths = sorted(each.removeprefix(prefix) for each in paths if each.startswith(prefix) and "{" not in each)
-    return f"{path[:_MAX_QUOTED_CHARS]} is not served here. Below {prefix} there are: {', '.join(served_paths)}."
+    reason = next((each for start, each in _UNSUPPORTED.items() if f"{path}/".startswith(f"{start}/")), "")
+    return (
+        f"{path[:_MAX_QUOTED_CHARS]} is not served here.{reason} Below {prefix} there are: {', '.join(served_paths)}."
+    )
 
 
 def _add_model_paths(document: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnibus.errors import BadRequest, Forbidden, Unauthorized
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.http.response import refuse_request
+from omnibus_gateway.http.response import LIVENESS, refuse_request
 from omnibus_gateway.http.websocket import rejecting_send, sent_authorization
 
 #: Shortest admin token, in characters.
@@ -143,7 +143,7 @@ def allow_origins(application: ASGIApp, settings: GatewaySettings) -> ASGIApp:
 
 
 #: Paths for probes, which have no keys, and files, which have secret ids.
-_PUBLIC_PATHS = ("/health", "/readyz", "/version")
+_PUBLIC_PATHS = (*LIVENESS, "/readyz", "/version")
 _FILES_PREFIX = "/v1/files/"
 #: Suffixes of names for this machine or inside a network, which strangers cannot register.
 _INTERNAL_SUFFIXES = (".localhost", ".internal", ".svc", ".cluster.local")

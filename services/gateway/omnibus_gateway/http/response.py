@@ -193,10 +193,12 @@ async def _read_parts(content: Content, first: bytes, begin: int, end: int) -> A
 
 log = logging.getLogger(__name__)
 
+#: Paths of the liveness probe: ours, and its names in other servers.
+LIVENESS = ("/health", "/healthz", "/livez", "/ping")
 #: Seconds for sending the last responses.
 FINAL_RESPONSES_SECONDS = 1.0
 #: Paths of probes, which are always answered; ``/readyz`` reports that the gateway is stopping.
-PROBES = frozenset({"/health", "/readyz", "/metrics", "/version"})
+PROBES = frozenset({*LIVENESS, "/readyz", "/metrics", "/version"})
 
 
 def stopping_error() -> GatewayStopping:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from omnibus import __version__
 from omnibus.errors import NotFound
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.http.exchange import PostRequest, PostRoute, add_routes, json_response
+from omnibus_gateway.http.exchange import PostRequest, PostRoute, add_routes, json_response, read_request
 from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.ollama import wire
 from omnibus_gateway.ollama.answer import encode_loaded
@@ -21,6 +21,7 @@ from omnibus_gateway.openai.parse import decode_body
 from omnibus_gateway.tasks.chat import Chat, ChatAnswerer
 
 _CAPABILITIES = {"image": "vision", "audio": "audio", "video": "video"}
+_MAX_QUESTION_BYTES = 1 << 16
 _show_decoder = msgspec.json.Decoder(wire.ShowRequest)
 
 
@@ -71,7 +72,8 @@ class OllamaModels:
         return json_response(wire.Tags(tags))
 
     async def _show_model(self, request: Request) -> Response:
-        shown = decode_body(_show_decoder, await request.body())
+        post = await read_request(request.scope, request.receive, _MAX_QUESTION_BYTES)
+        shown = decode_body(_show_decoder, post.body)
         name = base_name(shown.model or shown.name)
         model = (await self._list_models()).get(name)
         if model is None:

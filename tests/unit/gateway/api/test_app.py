@@ -34,7 +34,8 @@ async def test_one_model_is_shown_by_its_name(home: ToyGateway):
 
 
 async def test_health_is_about_the_process_alone(home: ToyGateway):
-    assert (await home.http.get("/health")).json() == {"status": "ok"}
+    for path in ("/health", "/healthz", "/livez", "/ping"):
+        assert (await home.http.get(path)).json() == {"status": "ok"}
 
 
 async def test_the_version_comes_with_the_epoch(home: ToyGateway):
@@ -121,6 +122,7 @@ async def test_the_documentation_contains_every_route_and_its_schemas(home: ToyG
     assert document["openapi"].startswith("3.")
     assert (document["info"]["title"], document["info"]["version"]) == ("Omnibus", __version__)
     plain = {"/v1/models", "/v1/models/{model}", "/health", "/readyz", "/version"}
+    plain |= {"/api/tags", "/api/ps", "/api/show"}
     files = {"/v1/files", "/v1/files/{file_id}", "/v1/files/{file_id}/content"}
     upload = "/v1/uploads/{upload_id}"
     files |= {"/v1/uploads", *(f"{upload}/{rest}" for rest in ("parts", "complete", "cancel"))}

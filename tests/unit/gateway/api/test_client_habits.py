@@ -122,6 +122,18 @@ async def test_an_unknown_route_says_which_there_are(home: ToyGateway):
         assert all(route in message for route in ("chat/completions", "images/generations", "models", "embeddings"))
 
 
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("/v1/moderations", "classifies content"),
+        ("/v1/threads/x/runs", "/v1/responses"),
+        ("/v1/fine_tuning/jobs", "adapters"),
+    ],
+)
+async def test_a_route_that_is_not_served_has_a_reason(home: ToyGateway, path: str, reason: str):
+    assert reason in read_error_body(await home.http.post(path, json={}))["message"]
+
+
 async def test_a_base_url_without_its_version_is_said(home: ToyGateway):
     response = await home.http.post("/chat/completions", json={})
 

@@ -113,7 +113,7 @@ async def test_without_a_key_nobody_comes_in(gate: Gated, key: str, method: str,
     assert rejection.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("path", ["/health", "/readyz", "/version"])
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/livez", "/ping", "/readyz", "/version"])
 async def test_probes_need_no_key(gate: Gated, path: str):
     assert (await gate.get("GET", path)).status_code == 200
 

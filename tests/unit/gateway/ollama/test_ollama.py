@@ -216,12 +216,13 @@ async def test_models_are_listed_and_described(tmp_path: Path):
         running = (await home.http.get("/api/ps")).json()["models"]
         shown = (await home.http.post("/api/show", json={"model": f"{VL}:latest"})).json()
         unknown = await home.http.post("/api/show", json={"name": "nobody"})
+        long = await home.http.post("/api/show", json={"name": "x" * (1 << 16)})
         version = (await home.http.get("/api/version")).json()
 
     assert VL in [each["name"] for each in tags]
     assert running == tags
     assert {"completion", "vision", "tools"} <= {*shown["capabilities"]}
-    assert unknown.status_code == 404
+    assert (unknown.status_code, long.status_code) == (404, 413)
     assert unknown.json()["error"].startswith("model: ")
     assert version == {"version": __version__}
 
