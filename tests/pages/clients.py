@@ -43,6 +43,11 @@ CLIENTS = (
         "#anthropics-messages",
         "messages, streams, images in, tools and their results, schemas, stop sequences, counts of tokens",
     ),
+    DocumentedClient(
+        "ollama",
+        "#ollamas-api",
+        "chats, prompts, streams, images in, schemas, tools and their results, embeddings, models",
+    ),
     DocumentedClient("livekit-plugins-openai", "#conversations-by-voice", "conversations by voice"),
     DocumentedClient("pipecat-ai", "#conversations-by-voice", "conversations by voice"),
     DocumentedClient(
@@ -61,6 +66,16 @@ CLIENTS = (
     DocumentedClient("lm-eval", _MORE, "tasks that generate, over chats and completions"),
     DocumentedClient(
         "openai for Node.js", "#openai-for-nodejs", "chats, streams with speech, images in, Responses", "openai", True
+    ),
+    DocumentedClient(
+        "anthropic for Node.js",
+        "#anthropic-for-nodejs",
+        "messages, streams, images in, tools and their results",
+        "@anthropic-ai/sdk",
+        True,
+    ),
+    DocumentedClient(
+        "ollama for Node.js", "#ollama-for-nodejs", "chats, streams, images in, embeddings, models", "ollama", True
     ),
     DocumentedClient(
         "AI SDK",
