@@ -205,7 +205,8 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All models at one epoch. ``seed`` offsets the low-discrepancy sequence of path choices.
 
     ``reason`` is the reason for this plan. ``explain`` has the planner's explanation as JSON, for people only: it
-    affects no decision. ``prices`` are the prices of requests.
+    affects no decision. ``prices`` are the prices of requests. ``placement`` has the number of replicas by
+    ``model/option`` and node; options without an entry may run anywhere.
     """
 
     epoch: int
@@ -216,6 +217,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str = ""
     explain: dict[str, Any] = {}
     prices: PriceList = PriceList()
+    placement: dict[str, dict[str, int]] | UnsetType = UNSET
 
     def task_owners(self) -> dict[str, tuple[tuple[str, str], ...]]:
         """Return the (model, component) pairs bound to each unit task's name."""

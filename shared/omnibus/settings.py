@@ -297,7 +297,7 @@ class PlannerSettings(Settings, frozen=True):
     #: Seconds until a postponed change is retried; doubled each time, up to an hour.
     retry: float = 10.0
     #: Empty: executors follow the plan by themselves, as under ``omnibus up``. ``kubernetes``: the planner starts and
-    #: stops them (see Kubernetes).
+    #: stops them (see Kubernetes). ``agents``: it assigns them to the machines of ``omnibus node``.
     reconcile: str = ""
     #: Seconds of measured load to plan by.
     window: float = 15.0
@@ -380,5 +380,11 @@ class UpSettings(Settings, frozen=True):
     #: Cores of the NATS server of ``omnibus up``; 0: a quarter of this machine's, at least one. ``GOMAXPROCS`` in the
     #: environment takes precedence.
     nats_cores: int = 0
+    #: PEM files of the certificate and key of the NATS server of ``omnibus up --listen``; empty: no TLS.
+    tls_cert: str = ""
+    tls_key: str = ""
+    #: File with the secret of all nodes that join this machine, created on first use; empty: ``nodes.secret`` beside
+    #: the directory of runs.
+    node_secret_file: str = ""
     #: Bytes of memory of the Valkey server of ``omnibus up``. Above that it rejects writes, and evicts nothing.
     store_bytes: int = 1 << 30

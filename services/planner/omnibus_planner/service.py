@@ -100,8 +100,10 @@ class PlannerService:
         read = _file_stamp(self._settings.models)
         await self._apply_declarations(declarations_file.read_declarations(self._settings.models))
         file_stamps = [_file_stamp(each) for each in self._planning.profile_files]
-        backend = reconcile.create_backend(self._settings)
-        self._bus = await NatsBus.connect(read_settings(BusSettings), "planner")
+        bus = self._bus = await NatsBus.connect(read_settings(BusSettings), "planner")
+        backend = reconcile.create_backend(
+            self._settings, lambda: reconcile.AgentBackend(self._store, bus, self._ready)
+        )
         await self._ready.listen(self._bus, self._changes.wake)
         await self._gateways.listen(self._bus)
         self._apps = await self._store.apps()

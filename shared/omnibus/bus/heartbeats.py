@@ -20,6 +20,8 @@ GATEWAY_HEARTBEAT_SECONDS = 2.0
 LOAD_REPORT_SECONDS = 1.0
 #: Heartbeat of a sidecar that other sidecars pull from.
 NODE_HEARTBEAT_SECONDS = 1.0
+#: Heartbeat of a machine's agent, for planners.
+AGENT_HEARTBEAT_SECONDS = 1.0
 #: Census by ``omnibus top``.
 CENSUS_INTERVAL_SECONDS = 5.0
 
@@ -43,6 +45,8 @@ LOAD_ABSENT_SECONDS = 3.0
 #: Three heartbeats: the node is shown as gone. A false alarm costs nothing, since only a pull shows whether a node can
 #: be reached.
 NODE_ABSENT_SECONDS = 3.5
+#: Five heartbeats: the planner moves the executors of the machine. A false alarm starts executors twice for a while.
+AGENT_LOST_SECONDS = 5.0
 #: A node that is gone is shown for this time.
 NODE_FORGOTTEN_SECONDS = 60.0
 

@@ -23,6 +23,8 @@ _MEDIA = (subjects.MEDIA, subjects.media_subject("*"))
 _RESPONSES = (subjects.RESPONSE_EVENTS, subjects.holder_subject("*"))
 _API = "$JS.API"
 _EXECUTORS = ("encoder", "llm", "generator")
+#: User of a machine that joined with a file: of its agent, sidecar and executors.
+NODE_USER = "node"
 
 
 class Permissions(NamedTuple):
@@ -97,14 +99,29 @@ def _planner_permissions() -> Permissions:
         (
             subjects.event_subject(subjects.PLAN),
             subjects.event_subject(subjects.CENSUS),
+            f"{ROOT}.agent.*",
             f"{_API}.STREAM.LIST",
             *(f"{_API}.STREAM.INFO.{stream}" for stream in STREAMS),
             *(f"{_API}.CONSUMER.LIST.{stream}" for stream in STREAMS),
         ),
         (
-            *map(subjects.event_subject, (subjects.EXECUTOR, subjects.GONE, subjects.GATEWAY, subjects.LOAD)),
+            *map(
+                subjects.event_subject,
+                (subjects.EXECUTOR, subjects.GONE, subjects.GATEWAY, subjects.LOAD, subjects.AGENT),
+            ),
             f"{inbox_prefix('planner')}.>",
         ),
+    )
+
+
+def node_permissions() -> Permissions:
+    """Return permissions for the agent, the sidecar and the executors of one machine."""
+    sidecar, executors = _sidecar_permissions(), _executor_permissions(NODE_USER)
+    events = map(subjects.event_subject, (subjects.AGENT, subjects.GONE))
+    drain = f"{ROOT}.agent.*.drain"  # published to find another agent with the same name
+    return Permissions(
+        (*executors.publish, *sidecar.publish, *events, drain, *_reply_subjects(NODE_USER)),
+        (*executors.subscribe, *sidecar.subscribe[:-1], f"{ROOT}.agent.*", drain),
     )
 
 
@@ -160,6 +177,7 @@ def _operator_permissions() -> Permissions:
             subjects.REPLAY,
             subjects.event_subject(subjects.CENSUS),
             subjects.event_subject(subjects.GONE),
+            f"{ROOT}.agent.*.drain",
             "$SRV.>",
             f"{_API}.>",
             "$JS.ACK.>",
@@ -192,6 +210,16 @@ def server_config(
     return (
         "\n".join([*_server_lines(port, store, tls), *_user_lines(passwords or {}, permissions_by_user(models))]) + "\n"
     )
+
+
+def local_users(user: str, password: str, node_password: str = "") -> str:
+    """Return the users of a server of ``omnibus up``: ``user`` may do everything, ``NODE_USER`` the work of a node.
+
+    Without ``node_password``, there is only the former.
+    """
+    node = list(_user_lines({NODE_USER: node_password}, {NODE_USER: node_permissions()}))[2:-2]
+    users = ["    {", f"      user: {user}", f"      password: {json.dumps(password)}", "    }"]
+    return "\n".join(["authorization {", "  users: [", *users, *(node if node_password else []), "  ]", "}"]) + "\n"
 
 
 def _server_lines(port: int, store: str, tls: str) -> Iterator[str]:

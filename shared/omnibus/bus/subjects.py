@@ -11,6 +11,8 @@
 | ``omnibus.inv.<app>.<invocation>``  | the recorded invocation and its end                 |
 | ``omnibus.event.<kind>``            | executors, gateways, nodes, their load, plan epochs |
 | ``omnibus.node.<node>``             | the end of an invocation, for a node's sidecar      |
+| ``omnibus.agent.<node>``            | the executors that a machine's agent must run       |
+| ``omnibus.agent.<node>.drain``      | asks an agent to drain its machine                  |
 | ``omnibus.event.deadletter.<app>.<invocation>`` | an input that crashed or failed an engine |
 | ``omnibus.replay``                  | a recorded invocation to run again                  |
 | ``omnibus.media``                   | which gateway has some content, for all gateways    |
@@ -46,6 +48,8 @@ RESPONSES = StreamSpec("OMNIBUS_RESPONSES", RESPONSE_EVENTS)
 EXECUTOR, GATEWAY, CENSUS, PLAN, GONE, LOAD = "executor", "gateway", "census", "plan", "gone", "load"
 #: Status of a node's sidecar.
 NODE = "node"
+#: Status of a machine's agent.
+AGENT = "agent"
 #: Another gateway now sends a streamed answer.
 CLAIM = "claim"
 
@@ -85,6 +89,16 @@ def role_subject(executor: str) -> str:
 def node_subject(node: str) -> str:
     """Return the subject of the sidecar of ``node``."""
     return f"{ROOT}.node.{subject_token(node)}"
+
+
+def assignment_subject(node: str) -> str:
+    """Return the subject for the executors that the agent of ``node`` must run."""
+    return f"{ROOT}.agent.{subject_token(node)}"
+
+
+def drain_subject(node: str) -> str:
+    """Return the subject for requests to drain ``node``."""
+    return f"{assignment_subject(node)}.drain"
 
 
 def reply_subject(gateway: str) -> str:

@@ -17,6 +17,8 @@ from omnibus.cli.arguments import (
     add_bisect_command,
     add_canary_command,
     add_models_command,
+    add_node_commands,
+    add_node_options,
     add_serve_command,
 )
 from omnibus.cli.os_errors import PIPE_CLOSED_EXIT_CODE, explain_os_error, ignore_closed_pipe
@@ -46,6 +48,11 @@ _HANDLERS = {
     "logs": "processes:print_logs",
     "models": "models:run_models",
     "nats-config": "nats_config:nats_config",
+    "node": "nodes:run_node",
+    "node drain": "nodes:drain_node",
+    "node token": "nodes:write_token",
+    "node unit": "nodes:print_unit",
+    "nodes": "nodes:list_nodes",
     "plan": "plans:run_plan",
     "plan solve": "plan:solve_plan",
     "ps": "processes:list_runs",
@@ -68,7 +75,7 @@ _HANDLERS = {
 
 
 #: Commands that run the system, perhaps in the background.
-_RUNNING = ("serve", "up")
+_RUNNING = ("node", "serve", "up")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,6 +139,7 @@ def _build_parser() -> argparse.ArgumentParser:
     add_adapters_command(commands)
     _add_profile(commands)
     runs.add_run_commands(commands)
+    add_node_commands(commands)
     access.add_access_commands(commands, parser)
     add_backup_commands(commands)
     runs.add_run_options(parser)
@@ -162,6 +170,11 @@ def _add_up(commands: Any) -> None:
     up.add_argument(
         "--nodes", type=int, default=1, metavar="N", help="nodes, each with its own shared memory (default 1)"
     )
+    up.add_argument(
+        "--listen", metavar="HOST[:PORT]", default="",
+        help="let other machines join at this address: `omnibus node token` (default port 4222)",
+    )  # fmt: skip
+    add_node_options(up, name="--node-name")
     models = up.add_mutually_exclusive_group()
     models.add_argument("--models", metavar="FILE", help="declarations of models; without it the small trained ones")
     models.add_argument("--no-models", action="store_true", help="serve what apps bring along and nothing else")

@@ -14,6 +14,7 @@ from omnibus.cli.apps import APPS, TASKS, describe_access, register_app
 from omnibus.cli.detached import silence_output, start_detached
 from omnibus.cli.format.runs import address_text
 from omnibus.cli.gateway import Gateway
+from omnibus.cli.nodes import listen_options
 from omnibus.cli.output import print_json
 from omnibus.cli.processes import run_summary
 from omnibus.cli.progress import ProgressBar
@@ -54,6 +55,7 @@ async def run_up(options: argparse.Namespace) -> int:
             port=options.port,
             gateways=options.gateways,
             nodes=options.nodes,
+            listen=listen_options(options) if options.listen else None,
             apps_dir=Path(options.apps_dir) if options.apps_dir else None,
             fork_executors=not options.no_models,  # without models it only costs time and memory
             env=real_settings() if options.real else None,

@@ -42,7 +42,7 @@ class DesiredExecutors(msgspec.Struct, frozen=True):
 
     ``env`` is their environment, except their own ``ID``. ``apps`` are those that brought their model. ``service`` is
     the service that hosts them. Each uses ``gpus`` GPUs of type ``gpu``. ``epoch`` is that of the newest plan that
-    requires them.
+    requires them. ``nodes`` is the number of replicas by node that the plan chose; empty: any nodes.
     """
 
     kind: ExecutorKind
@@ -53,6 +53,7 @@ class DesiredExecutors(msgspec.Struct, frozen=True):
     apps: tuple[str, ...]
     gpu: str = ""
     epoch: int = 0
+    nodes: dict[str, int] = {}
 
     @property
     def tensor_parallel(self) -> int:
@@ -120,9 +121,16 @@ def _plan_executors(plan: Plan) -> Iterator[DesiredExecutors]:
     for kind, replicas in replica_counts(plan.models).items():
         model = plan.models[kind.model]
         deployment = model.options[kind.option]
-        environment = _executor_environment(kind, model)
         yield DesiredExecutors(
-            kind, replicas, deployment.service, deployment.gpus, environment, model.apps, deployment.gpu, plan.epoch
+            kind,
+            replicas,
+            deployment.service,
+            deployment.gpus,
+            _executor_environment(kind, model),
+            model.apps,
+            deployment.gpu,
+            plan.epoch,
+            (plan.placement or {}).get(f"{kind.model}/{kind.option}", {}),
         )
 
 

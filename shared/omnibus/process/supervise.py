@@ -259,7 +259,7 @@ class ProcessKeeper:
             return self._misconfigured_error()
         if ended:
             return Fatal(
-                f"{name} ended ({_describe_exit(code)}) before it was ready{self._log.tail(name)}", executor=name
+                f"{name} ended ({describe_exit(code)}) before it was ready{self._log.tail(name)}", executor=name
             )
         reason = f"{name} was not ready in time ({self.spec.ready_within:g} s at most)"
         return DeadlineExceeded(reason + self._log.tail(name), executor=name)
@@ -279,7 +279,7 @@ class ProcessKeeper:
         self._last_line = self._log.last_message(self.spec.name)
         self._child = None
         if not requested:
-            self._log.write_line(self.spec.name, f"ended ({_describe_exit(code)})")
+            self._log.write_line(self.spec.name, f"ended ({describe_exit(code)})")
         await self._report_exit(Exit(self.spec.name, pid, code, requested))
 
     async def _report_exit(self, end: Exit) -> None:
@@ -292,5 +292,6 @@ class ProcessKeeper:
             self._log.write_line(self.spec.name, f"could not announce its end: {error!r}")
 
 
-def _describe_exit(code: int) -> str:
+def describe_exit(code: int) -> str:
+    """Describe an exit code, or minus a signal, in words."""
     return f"exit code {code}" if code >= 0 else f"signal {-code}"

@@ -164,6 +164,12 @@ class PlanStore(StoreConnection):
         """
         return bool(await self._run_function("omnibus_lead_plan", (_LEAD,), owner, str(round(seconds * 1000))))
 
+    async def take_lead(self, name: str, owner: str, seconds: float) -> bool:
+        """Lead the work ``name`` for ``seconds``, or longer than before; False while another ``owner`` leads it."""
+        return bool(
+            await self._run_function("omnibus_lead_plan", (f"{_LEAD}:{name}",), owner, str(round(seconds * 1000)))
+        )
+
     # History
 
     async def plan_history(self, limit: int = 20) -> list[PlanHistoryEntry]:

@@ -102,27 +102,36 @@ def grace_seconds(env: Mapping[str, str], service: str) -> float:
 
 def _executor_spec(each: DesiredExecutors, replica: int, env: Mapping[str, str], fork_server: str) -> ProcessSpec:
     kind = each.kind
+    id = subjects.subject_token(f"{kind.model}-{kind.option}-{replica}")
+    base_name = f"{kind.model}/{kind.option}"
+    # The name is the same however many there are.
+    spec = executor_process(each, f"{base_name}/{replica}" if replica else base_name, id, env, fork_server)
+    spec = replace(spec, after=("nats", *spec.after))
+    return _with_origin_name(spec) if _runs_app_code(spec) else spec
+
+
+def executor_process(
+    each: DesiredExecutors, name: str, id: str, env: Mapping[str, str], fork_server: str
+) -> ProcessSpec:
+    """Return the process of an executor. It starts after the ``sidecar``, and after its fork server if it has one."""
     own = {name: each.env[name] for name in _OF_OPTIONS if name in each.env}
     if each.gpus > 1 and TENSOR_PARALLEL not in {**os.environ, **env, **each.env}:
         own[TENSOR_PARALLEL] = str(each.tensor_parallel)
     nice = os.environ.get(_NICE, _NICE_DEFAULT)
-    id = subjects.subject_token(f"{kind.model}-{kind.option}-{replica}")
     environment = {_NICE: nice, **each.env, ID: id, **env, **own}
     module = f"omnibus_{each.service}"
     is_forked = bool(fork_server) and can_fork_executors({**os.environ, **environment})
-    base_name = f"{kind.model}/{kind.option}"
-    spec = ProcessSpec(
-        f"{base_name}/{replica}" if replica else base_name,  # the same however many there are
+    return ProcessSpec(
+        name,
         python_command(module),
         env=environment,
         fork_server=fork_server if is_forked else "",
         cwd=SHARED,
-        after=("nats", "sidecar", "fork-server") if is_forked else ("nats", "sidecar"),
+        after=("sidecar", "fork-server") if is_forked else ("sidecar",),
         blocks=environment["OMNIBUS_EXECUTOR_FAMILY"] == PYTHON,
         vital=not each.apps,  # an app that cannot run must not end what others use
         grace=grace_seconds(environment, each.service),
     )
-    return _with_origin_name(spec) if _runs_app_code(spec) else spec
 
 
 def _runs_app_code(spec: ProcessSpec) -> bool:

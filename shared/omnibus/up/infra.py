@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
+from omnibus.bus.permissions import local_users
 from omnibus.environment import count_processors
 from omnibus.errors import BusUnavailable, OmnibusError, StoreUnavailable
 from omnibus.process.spec import ProcessSpec
@@ -147,6 +149,24 @@ class InfraServer:
     monitor: str = ""  # base URL of the NATS monitoring endpoint
 
 
+class BusAccess(NamedTuple):
+    """Access of other machines to a NATS server: its address, the password of nodes, and PEM files for TLS."""
+
+    host: str = LOOPBACK
+    node_password: str = ""
+    certificate: str = ""
+    key: str = ""
+
+    def server_config(self, password: str, monitor_port: int) -> str:
+        """Return the configuration. ``password`` is that of the user that may do everything."""
+        tls = f"tls {{ cert_file: {json.dumps(self.certificate)}, key_file: {json.dumps(self.key)} }}\n"
+        monitor = f"http: {json.dumps(f'{LOOPBACK}:{monitor_port}')}\n"
+        return monitor + (tls if self.certificate else "") + local_users(_USER, password, self.node_password)
+
+
+LOCAL_ACCESS = BusAccess()
+
+
 def prepare_nats(
     directory: Path,
     *,
@@ -156,22 +176,23 @@ def prepare_nats(
     environ: Mapping[str, str] | None = None,
     password: str = "",
     cores: int = 0,
+    access: BusAccess = LOCAL_ACCESS,
 ) -> InfraServer:
     """Return a NATS server with JetStream, whose streams are stored under ``directory``. Port 0 takes a free one.
 
     ``config`` is a NATS configuration file for users and permissions. Without it, ``password`` is the password of the
-    only user that may connect. The server reads it from a private file, as all users of the machine can see arguments
-    of processes. ``cores`` is the number of cores that the server computes on, 0 for ``choose_nats_cores``. Raises
-    ``BusUnavailable`` if no server binary is found.
+    user that may do everything. The server reads it from a private file, as all users of the machine can see arguments
+    of processes. ``cores`` is the number of cores that the server computes on, 0 for ``choose_nats_cores``. ``access``
+    is for other machines. Raises ``BusUnavailable`` if no server binary is found.
     """
     binary = find_binary(NATS, environ)
     port, monitor_port = _choose_ports(port, monitor_port)
     store = directory.resolve() / "nats"
     store.mkdir(parents=True, exist_ok=True)
+    listen: tuple[str, ...] = ("-a", access.host, "-p", str(port), "-m", str(monitor_port))
     if password and config is None:
-        user = f"user: {_USER}, password: {json.dumps(password)}"
-        config = _write_private(store / "nats.conf", f"authorization {{ {user} }}\n")
-    listen = ("-a", LOOPBACK, "-p", str(port), "-m", str(monitor_port))
+        config = _write_private(store / "nats.conf", access.server_config(password, monitor_port))
+        listen = listen[:4]  # the option would open the monitoring to other machines
     files = ("-sd", str(store), "-l", str(store / "server.log"), *(("-c", str(config)) if config else ()))
     argv = (str(binary), "-js", *listen, *files)
     spec = ProcessSpec(
@@ -184,8 +205,9 @@ def prepare_nats(
         alive=partial(_nats_alive, monitor_port),
     )
     credentials = f"{_USER}:{password}@" if password else ""
+    scheme = "tls" if access.certificate else "nats"
     return InfraServer(
-        spec, f"nats://{credentials}{LOOPBACK}:{port}", (port, monitor_port), f"http://{LOOPBACK}:{monitor_port}"
+        spec, f"{scheme}://{credentials}{access.host}:{port}", (port, monitor_port), f"http://{LOOPBACK}:{monitor_port}"
     )
 
 

@@ -16,10 +16,14 @@ _SECRET_BYTES = 32
 
 
 class Nodes:
-    """``count`` nodes, and the placement of executors on them. Call ``prepare`` first."""
+    """``count`` nodes, and the placement of executors on them. Call ``prepare`` first.
 
-    def __init__(self, count: int) -> None:
+    The first one has the given ``name``, or one of this process.
+    """
+
+    def __init__(self, count: int, name: str = "") -> None:
         self.count = count
+        self._name = name
         self._directory = Path()
         self._places: dict[str, int] = {}
 
@@ -37,7 +41,7 @@ class Nodes:
 
     def client_env(self, index: int) -> Mapping[str, str]:
         """Return the environment of a service on a node."""
-        node = f"{NODE}-{os.getpid()}"
+        node = self._name or f"{NODE}-{os.getpid()}"
         return {
             "OMNIBUS_SIDECAR_SOCKET": self.socket(index),
             "OMNIBUS_SIDECAR_NODE": f"{node}-{index}" if index else node,

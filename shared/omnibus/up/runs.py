@@ -14,6 +14,7 @@ from types import TracebackType
 import msgspec
 
 from omnibus.errors import BadRequest, Conflict, Fatal, StageUnavailable
+from omnibus.up.join import JoinFile
 from omnibus.up.shm import remove_orphaned_arenas, remove_shared_memory
 
 #: The file of a run directory that contains all addresses.
@@ -30,7 +31,8 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     control routes. ``store_secret`` signs documents in the store. ``apps_dir`` is the directory from which apps may be
     registered. ``certificate`` is the file of gateways with TLS. A ``passing`` run serves one command and ends: other
     commands connect to it only if it is named, or the only run. ``ready`` means that the whole system serves.
-    ``loaded`` of the ``executors`` in the first plan are ready.
+    ``loaded`` of the ``executors`` in the first plan are ready. ``join`` has the credentials for other machines, if
+    they may join.
     """
 
     directory: str
@@ -52,6 +54,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     ready: bool = False
     executors: int = 0
     loaded: int = 0
+    join: JoinFile | None = None
 
 
 def registry_path(environ: Mapping[str, str] | None = None) -> Path:

@@ -26,6 +26,7 @@ from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, StoreSettings, UpSettings, read_settings
 from omnibus.store import Store
 from omnibus.up import infra
+from omnibus.up.agent import NodeAgent, executor_maker
 from omnibus.up.disk import StreamDisk
 from omnibus.up.executors import Executors, RoleSwitcher, grace_seconds, process_specs
 from omnibus.up.fork_server import can_fork, can_fork_executors
@@ -39,6 +40,8 @@ from omnibus.up.fork_servers import (
     fork_server_spec,
 )
 from omnibus.up.health import Endpoints, not_ready, wait_for_port, wait_for_socket
+from omnibus.up.listening import ListenOptions
+from omnibus.up.machine import describe_machine, sidecar_environment
 from omnibus.up.nodes import NODE, Nodes, sidecar_name
 from omnibus.up.ports import held_ports, require_free_port
 from omnibus.up.runs import RunDirectory, RunState
@@ -56,6 +59,8 @@ LOGS = "OMNIBUS_GATEWAY_LOG_FILE"
 ADMIN = "OMNIBUS_GATEWAY_ADMIN_TOKEN"
 CERTIFICATE = "OMNIBUS_GATEWAY_TLS_CERT"
 STORE_SECRET = "OMNIBUS_STORE_SECRET"  # noqa: S105 a name
+#: The planner's setting that assigns executors to agents.
+RECONCILE, AGENTS = "OMNIBUS_PLANNER_RECONCILE", "agents"
 #: Where services say at which port Prometheus finds them; by default a directory of the run.
 METRICS_DIR = "OMNIBUS_SERVICE_METRICS_DIR"
 
@@ -78,7 +83,8 @@ class Stack:
     start. ``env`` is added to every service's environment. The first of the
     ``gateways`` listens on ``port``, 0 for a free one. The others listen on free ports. Apps may be registered from
     directories below ``apps_dir``, by default the current one. Gateways and executors are spread over ``nodes``, each
-    with its own sidecar and arena.
+    with its own sidecar and arena. With ``listen``, other machines may join, and the planner assigns executors to all
+    of them. The system is then ready without its executors.
 
     On Linux, services are forked from a fork server, and executors with the default engine from another one.
     ``fork_executors`` is whether there are any. With ``OMNIBUS_UP_FORK_SERVER=0``, and on other systems, they are
@@ -94,6 +100,7 @@ class Stack:
         port: int = 0,
         gateways: int = 1,
         nodes: int = 1,
+        listen: ListenOptions | None = None,
         apps_dir: Path | None = None,
         log: Log | None = None,
         env: Mapping[str, str] | None = None,
@@ -107,6 +114,8 @@ class Stack:
             raise BadRequest(f"{gateways} gateways: one at least must run")
         if nodes < 1:
             raise BadRequest(f"{nodes} nodes: there is one at least")
+        if listen is not None and nodes > 1:
+            raise BadRequest("--nodes is for nodes of one machine: leave it out with --listen")
         environment = {**os.environ, **(env or {})}
         self.apps_dir = Path(apps_dir or environment.get(APPS_DIR) or Path.cwd()).resolve()
         self.admin_token = environment.get(ADMIN) or secrets.token_urlsafe(32)
@@ -133,7 +142,9 @@ class Stack:
         self._ready = ReadyExecutors()
         self._requested_port = port
         self._gateways = gateways
-        self._nodes = Nodes(nodes)
+        self._nodes = Nodes(nodes, listen.node.name if listen is not None else "")
+        self._listen = listen
+        self._agent: NodeAgent | None = None
         self._stack = AsyncExitStack()
         self._bus: NatsBus | None = None
 
@@ -166,7 +177,7 @@ class Stack:
             self._fork_server_specs() if callable(self._models) else self._service_specs(),
             log=self._log,
             on_exit=self._announce_exit,
-            shm_prefix=f"omnibus-{NODE}-{os.getpid()}",
+            shm_prefix=self._shm_prefix,
         )
         if not callable(self._models):
             self._write_models(self._models)
@@ -175,10 +186,14 @@ class Stack:
             await self.supervisor.unless_over(self._declare_models(self._models))
         self._start_watchdogs()
         self._publish_state()  # early: whoever cleans up after a kill needs to know what there was
-        self._bus = await NatsBus.connect(BusSettings(url=self.nats.url), "supervisor")
+        bus = BusSettings(url=self.nats.url, tls_ca=self._listen.certificate if self._listen is not None else "")
+        self._bus = await NatsBus.connect(bus, "supervisor")
         self._stack.push_async_callback(self._bus.drain)
-        await self.supervisor.unless_over(self._start_executors())
-        await self.supervisor.unless_over(self.wait_until_ready(READY_TIMEOUT_SECONDS))
+        if self._listen is not None:
+            await self.supervisor.unless_over(self._start_agent(self._listen))
+        else:
+            await self.supervisor.unless_over(self._start_executors())
+            await self.supervisor.unless_over(self.wait_until_ready(READY_TIMEOUT_SECONDS))
         self.supervisor.confirm_all()
         if self._set_up is not None:
             await self.supervisor.unless_over(self._set_up(self))
@@ -219,8 +234,14 @@ class Stack:
         # Loopback is open to every user of this machine.
         word, other = secrets.token_urlsafe(32), secrets.token_urlsafe(32)
         up = read_settings(UpSettings, {**os.environ, **self._extra})
+        listen = self._listen
         self.nats = infra.prepare_nats(
-            self.directory, port=free.pop(), monitor_port=free.pop(), password=word, cores=up.nats_cores
+            self.directory,
+            port=(listen.port if listen is not None else 0) or free.pop(),
+            monitor_port=free.pop(),
+            password=word,
+            cores=up.nats_cores,
+            access=listen.bus_access if listen is not None else infra.LOCAL_ACCESS,
         )
         self.valkey = infra.prepare_valkey(
             self.directory, port=free.pop(), password=other, durable=True, max_bytes=up.store_bytes
@@ -229,6 +250,15 @@ class Stack:
         scheme = "https" if self.certificate else "http"
         self.urls = [f"{scheme}://127.0.0.1:{port}" for port in self.ports]
         self.port, self.url = self.ports[0], self.urls[0]
+
+    async def _start_agent(self, listen: ListenOptions) -> None:
+        """Start the agent of this machine, which runs the executors that the planner assigns to it."""
+        facts, devices = describe_machine(listen.node, listen.host)
+        answers = self._endpoints.service_answers
+        maker = executor_maker(self._env, self._executors_socket, answers)
+        self._agent = NodeAgent(self.supervisor, self._log, maker, answers, facts, devices)
+        await self._agent.start(self.bus)
+        self._stack.push_async_callback(self._agent.close)
 
     async def _start_executors(self) -> None:
         store = Store(StoreSettings(url=self.valkey.url, secret=self._store_secret))
@@ -279,7 +309,8 @@ class Stack:
             gateway_url=self.url,
             ports={_gateway_name(index): port for index, port in enumerate(self.ports)},
             pids=self.pids,
-            shm_prefix=f"omnibus-{NODE}-{os.getpid()}",
+            shm_prefix=self._shm_prefix,
+            join=self._listen.join_file(self.nats.ports[0]) if self._listen is not None else None,
             admin_token=self.admin_token,
             store_secret=self._store_secret,
             apps_dir=str(self.apps_dir),
@@ -292,6 +323,11 @@ class Stack:
         )
         self._run.write_state(self.state)
 
+    @property
+    def _shm_prefix(self) -> str:
+        """Return the prefix of shared memory of this run alone. The arena of a named node has its own name."""
+        return f"omnibus-{NODE}-{os.getpid()}" if self._listen is None else ""
+
     def _service_environment(self) -> dict[str, str]:
         return {
             "PYTHONPATH": python_path(),
@@ -299,6 +335,7 @@ class Stack:
             "OMNIBUS_BUS_USER": "",  # that of the URL
             "OMNIBUS_BUS_PASSWORD": "",
             "OMNIBUS_STORE_URL": self.valkey.url,
+            **({"OMNIBUS_BUS_TLS_CA": self._listen.certificate} if self._listen and self._listen.certificate else {}),
             **self._nodes.client_env(0),
             "OMNIBUS_PLANNER_MODELS": self._models_file,
             MEDIA_DIR: str(self.directory / "media"),
@@ -315,7 +352,7 @@ class Stack:
         return [
             self.nats.spec,
             self.valkey.spec,
-            self._service_spec("planner", after=("nats", "valkey"), env={STORE_SECRET: self._store_secret}),
+            self._service_spec("planner", after=("nats", "valkey"), env=self._planner_env()),
             *(self._sidecar_spec(index) for index in range(self._nodes.count)),
             *(self._gateway_spec(index, port) for index, port in enumerate(self.ports)),
             *self._fork_server_specs(),
@@ -326,13 +363,19 @@ class Stack:
         executors = self._fork_server_spec(EXECUTORS, self._executors_socket, executor_modules(self._models_file))
         return [*([services] if self._forks_services else []), *([executors] if self._forks_executors else [])]
 
+    def _planner_env(self) -> dict[str, str]:
+        reconcile = {RECONCILE: AGENTS} if self._listen is not None else {}
+        return {STORE_SECRET: self._store_secret, **reconcile}
+
     def _sidecar_spec(self, index: int) -> ProcessSpec:
+        listen = self._listen
+        peers = sidecar_environment(self.directory, listen.host, listen.sidecar_secret) if listen is not None else {}
         return self._service_spec(
             "sidecar",
             name=sidecar_name(index),
-            after=("nats",) if self._nodes.count > 1 else (),
+            after=("nats",) if self._nodes.count > 1 or peers else (),
             ready=lambda: wait_for_socket(self._nodes.socket(index)),
-            env=self._nodes.sidecar_env(index),
+            env={**self._nodes.sidecar_env(index), **peers},
         )
 
     def _gateway_spec(self, index: int, port: int) -> ProcessSpec:
@@ -406,6 +449,9 @@ class Stack:
 
     async def _announce_exit(self, exit: Exit) -> None:
         remove_stale_files(self.metrics_dir)
+        if self._agent is not None:
+            self._agent.note_exit(exit)
+            return
         spec = self.supervisor.specs.get(exit.name)
         executor = spec.env.get(ID) if spec is not None else None
         if executor is not None and self._bus is not None:

@@ -4,8 +4,11 @@ Under ``omnibus up`` it does not: processes follow the store themselves. In a cl
 separate workload, and the reconciler creates, scales and deletes it.
 """
 
+from collections.abc import Callable
+
 from omnibus.errors import BadRequest
 from omnibus.settings import KubernetesSettings, PlannerSettings, read_settings
+from omnibus_planner.reconcile.agent_backend import AgentBackend
 from omnibus_planner.reconcile.backend import (
     Backend,
     RunningWorkload,
@@ -19,6 +22,7 @@ from omnibus_planner.reconcile.kube_backend import KubernetesBackend
 from omnibus_planner.reconcile.reconciler import Reconciler
 
 __all__ = [
+    "AgentBackend",
     "Backend",
     "KubernetesBackend",
     "Reconciler",
@@ -32,13 +36,18 @@ __all__ = [
 ]
 
 
-def create_backend(settings: PlannerSettings) -> Backend | None:
+def create_backend(settings: PlannerSettings, agents: Callable[[], AgentBackend] | None = None) -> Backend | None:
     """Return the backend that starts and stops executors; None if they follow the store themselves.
 
-    Raises ``BadRequest``.
+    ``agents`` makes that of machines with agents. Raises ``BadRequest``.
     """
-    if not settings.reconcile:
-        return None
-    if settings.reconcile != "kubernetes":
-        raise BadRequest(f"OMNIBUS_PLANNER_RECONCILE={settings.reconcile!r}: there is 'kubernetes', or leave it empty")
-    return KubernetesBackend(read_settings(KubernetesSettings))
+    match settings.reconcile:
+        case "":
+            return None
+        case "kubernetes":
+            return KubernetesBackend(read_settings(KubernetesSettings))
+        case "agents" if agents is not None:
+            return agents()
+    raise BadRequest(
+        f"OMNIBUS_PLANNER_RECONCILE={settings.reconcile!r}: there is 'kubernetes' and 'agents', or leave it empty"
+    )

@@ -11,6 +11,8 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
+from msgspec import UNSET
+
 from omnibus.cluster.presence import ReadyExecutors
 from omnibus.errors import ProtocolError, StoreUnavailable
 from omnibus.plan import ModelPlan, Plan
@@ -341,4 +343,13 @@ class PlanRollout:
 
 
 def _build_plan(epoch: int, models: dict[str, ModelPlan], target: PlanTarget) -> Plan:
-    return Plan(epoch, SEED, time.time(), models, reason=target.reason, explain=target.explain, prices=target.prices)
+    return Plan(
+        epoch,
+        SEED,
+        time.time(),
+        models,
+        reason=target.reason,
+        explain=target.explain,
+        prices=target.prices,
+        placement=target.placement or UNSET,
+    )

@@ -163,6 +163,16 @@ class PlanTarget(NamedTuple):
     route: Callable[[Models], PlanningResult] | None = None
     prices: PriceList = PriceList()
 
+    @property
+    def placement(self) -> dict[str, dict[str, int]]:
+        """Replicas by ``model/option`` and node, as the solver placed them; empty without nodes."""
+        found: dict[str, dict[str, int]] = {}
+        for deployment in self.explain.get("planned", {}).get("deployments", ()):
+            for place, count in deployment.get("nodes", {}).items():
+                option, _, node = place.rpartition("@")
+                found.setdefault(option, {})[node] = count
+        return found
+
 
 #: Most apps that are listed by name.
 MAX_NAMED_APPS = 3

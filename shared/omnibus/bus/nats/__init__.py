@@ -5,5 +5,6 @@ features that Omnibus relies on.
 """
 
 from omnibus.bus.nats.bus import NatsBus
+from omnibus.bus.nats.connection import BusRefused
 
-__all__ = ["NatsBus"]
+__all__ = ["BusRefused", "NatsBus"]

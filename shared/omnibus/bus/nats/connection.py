@@ -298,10 +298,15 @@ def encode_publish(subject: str, data: bytes, reply: str, head: bytes) -> bytes:
     return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject.encode(), reply.encode(), *sizes, head, data)
 
 
+class BusRefused(BusUnavailable):
+    """The server rejects user and password. Other processes may retry, because an operator may change them."""
+
+
 async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
     """Connect within ``settings.connect_timeout``.
 
-    Raises ``BusUnavailable`` with the URL and the last error, and ``BadRequest`` for files of TLS that cannot be read.
+    Raises ``BusUnavailable`` with the URL and the last error, ``BusRefused`` for a wrong password, and ``BadRequest``
+    for files of TLS that cannot be read.
     Raises ``Fatal`` for a server that is too old or accepts only smaller messages.
     """
     connection = NatsConnection()
@@ -330,12 +335,12 @@ async def open_connection(settings: BusSettings, name: str) -> NatsConnection:
     except (TimeoutError, OSError, nats.errors.Error) as error:
         with contextlib.suppress(TimeoutError, OSError, nats.errors.Error):
             await finish_within(_CLOSE_SECONDS, connection.close())
-        raise BusUnavailable(
-            _describe_failure(settings, connection.refusal or connection.last_problem or error)
-        ) from error
-    if problem := _server_problem(connection, settings):
+        problem = connection.refusal or connection.last_problem or error
+        kind = BusRefused if _is_refusal(problem) else BusUnavailable
+        raise kind(_describe_failure(settings, problem)) from error
+    if fault := _server_problem(connection, settings):
         await connection.close()
-        raise Fatal(problem)
+        raise Fatal(fault)
     _bind_metrics(connection)
     return connection
 

@@ -1,0 +1,90 @@
+"""Placement of executors on the machines of agents. Pure, no I/O."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from omnibus.cluster.agents import READY, AgentStatus
+from omnibus.cluster.presence import CELL, DesiredExecutors, ExecutorKind
+from omnibus.errors import Retryable
+
+
+class NoRoom(Retryable):
+    """No machine has room for ``missing`` of ``executors``."""
+
+    code = "no_room"
+
+    def __init__(self, executors: DesiredExecutors, missing: int, nodes: Collection[str]) -> None:
+        need = f"{executors.gpus} GPUs of type {executors.gpu or 'any'}" if executors.gpus else "a slot without a GPU"
+        machines = f"none of {', '.join(sorted(nodes))} has it" if nodes else "no machine is up"
+        super().__init__(
+            f"no room for {missing} of {executors.replicas} executors of {executors.kind}: each needs {need}, and "
+            f"{machines}. Add a machine with `omnibus node`, or end a drain"
+        )
+        self.executors, self.missing = executors, missing
+
+
+class PlacedExecutor(NamedTuple):
+    """An executor on a machine. A leaving one runs until its kind is ready elsewhere."""
+
+    id: str
+    node: str
+    kind: ExecutorKind
+    mark: str
+    gpus: int
+    leaving: bool = False
+
+
+class Room:
+    """GPUs and slots of machines that ``placed`` executors leave. Draining machines have none."""
+
+    def __init__(self, agents: Mapping[str, AgentStatus], placed: Collection[PlacedExecutor]) -> None:
+        self._agents = {node: agent for node, agent in agents.items() if agent.state == READY}
+        self._placed = placed
+        self._gpus = {node: agent.gpus for node, agent in self._agents.items()}
+        self._slots = {node: agent.slots for node, agent in self._agents.items()}
+        for each in placed:
+            self._take(each.gpus, each.node)
+
+    def choose_node(self, executors: DesiredExecutors, own: Iterable[PlacedExecutor]) -> str | None:
+        """Return the node for one more of ``executors``, of which there are ``own``; None without room.
+
+        Nodes of the plan come first, then those with others of its cell, then the one with the most room.
+        """
+        counts, model = count_by_node(own), executors.kind.model
+        cell = {each.node for each in self._placed if executors.env.get(CELL) and each.kind.model == model}
+
+        def rank(node: str) -> tuple[bool, bool, float, str]:
+            planned = counts.get(node, 0) < executors.nodes.get(node, 0)
+            return not planned, node not in cell, -self._free_share(executors, node), node
+
+        return min((node for node in self._agents if self._fits(executors, node)), key=rank, default=None)
+
+    def take(self, executors: DesiredExecutors, node: str) -> None:
+        """Count one more of ``executors`` on ``node``."""
+        self._take(executors.gpus, node)
+
+    def _take(self, gpus: int, node: str) -> None:
+        if node in self._agents:
+            free = self._gpus if gpus else self._slots
+            free[node] -= gpus or 1
+
+    def _fits(self, executors: DesiredExecutors, node: str) -> bool:
+        if not executors.gpus:
+            return self._slots[node] > 0
+        return executors.gpu in ("", self._agents[node].gpu) and self._gpus[node] >= executors.gpus
+
+    def _free_share(self, executors: DesiredExecutors, node: str) -> float:
+        agent = self._agents[node]
+        return self._gpus[node] / agent.gpus if executors.gpus else self._slots[node] / agent.slots
+
+
+def surplus_nodes(executors: DesiredExecutors, own: Iterable[PlacedExecutor]) -> list[str]:
+    """Return the nodes with more of ``executors`` than the plan has there; none if it names no nodes."""
+    counts = count_by_node(own)
+    return [node for node, count in counts.items() if executors.nodes and count > executors.nodes.get(node, 0)]
+
+
+def count_by_node(placed: Iterable[PlacedExecutor]) -> dict[str, int]:
+    """Return the number of executors by node."""
+    return Counter(each.node for each in placed)
