@@ -32,9 +32,9 @@ from omnibus.process.spec import PACKAGE_PATH, ProcessSpec, python_command
 from omnibus.process.tuning import die_with_parent
 from omnibus.settings import read_settings
 from omnibus.up import executors as executor_specs
-from omnibus.up import fork_client, stack
+from omnibus.up import fork_client, machine, stack
 from omnibus.up.fork_server import can_fork_executors
-from omnibus.up.fork_servers import EXECUTOR_MODULES, EXECUTORS, SERVICE_MODULES
+from omnibus.up.fork_servers import EXECUTOR_MODULES, EXECUTORS, SERVICE_MODULES, fork_server_spec
 from omnibus.up.stack import Stack
 from omnibus.up.watchdog import find_forked_pid
 
@@ -165,10 +165,14 @@ class _WarmStack(Stack):
     services_socket = executors_socket = ""
 
     def _fork_server_spec(self, name: str, socket: str, modules: Sequence[str]) -> ProcessSpec:
-        spec = super()._fork_server_spec(name, socket, modules)
-        _, _, _, module, *arguments = spec.argv
         parent = self.executors_socket if name == EXECUTORS else self.services_socket
-        return replace(spec, argv=fork_client.fork_server_command(parent, module, *arguments))
+        return _child_of(parent, super()._fork_server_spec(name, socket, modules))
+
+
+def _child_of(parent: str, spec: ProcessSpec) -> ProcessSpec:
+    """Return the fork server of ``spec`` as a child of the one at ``parent``."""
+    _, _, _, module, *arguments = spec.argv
+    return replace(spec, argv=fork_client.fork_server_command(parent, module, *arguments))
 
 
 def warm_stack_class(services_socket: str, executors_socket: str = "") -> type[Stack]:
@@ -186,6 +190,7 @@ def main(services_socket: str, executors_socket: str, *arguments: str) -> int:
     if has_vllm():
         executor_specs.can_fork_executors = can_fork_vllm
     stack.Stack = up.Stack = warm_stack_class(services_socket, executors_socket)  # type: ignore[misc]
+    machine.fork_server_spec = lambda *spec: _child_of(executors_socket, fork_server_spec(*spec))
     tempfile.tempdir = None  # that of the parent process
     return run_command(arguments)
 

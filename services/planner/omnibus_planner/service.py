@@ -19,6 +19,7 @@ from omnibus.bus.messages import ModelGrowth, PlanEvent
 from omnibus.bus.nats import NatsBus
 from omnibus.canary.candidate import without_candidate
 from omnibus.cells import merge_cells
+from omnibus.cluster.agents import AgentDirectory
 from omnibus.cluster.presence import GatewayPlans, ReadyExecutors, replica_counts
 from omnibus.errors import BadRequest, BusUnavailable, ProtocolError, StoreUnavailable
 from omnibus.metrics import PLANNER
@@ -66,6 +67,11 @@ def register_metrics(changes: PlanRollout, ready: ReadyExecutors) -> None:
     PLANNER.ready.set_values(ready_executors)
 
 
+def register_missing(agents: reconcile.AgentBackend) -> None:
+    """Register the metric of executors for which no machine has room."""
+    PLANNER.no_room.set_values(lambda: {kind[:2]: float(count) for kind, count in agents.missing.items()})
+
+
 log = logging.getLogger(__name__)
 
 #: Reasons of a plan when no app has changed.
@@ -74,6 +80,8 @@ DECLARED, REDECLARED, MEASURED = "declared", "declarations changed", "profiles c
 GROWTH_SECONDS = 5.0
 #: Seconds between two checks of the declarations file, and between two attempts to read profiles.
 POLL_SECONDS = 1.0
+#: Seconds without a further change of machines until the planner plans for them.
+MACHINE_SECONDS = 3.0
 
 
 class PlannerService:
@@ -92,6 +100,9 @@ class PlannerService:
             settings, self._changes, self._planning, self._set_target, with_candidates=self._canary.apply
         )
         self._scorer = PlanScorer(settings, self._store, self._changes, self._planning, self._ready)
+        self._agents: reconcile.AgentBackend | None = None
+        self._machines: dict[str, reconcile.MachineSize] = {}
+        self._declarations = declarations_file.Declarations({})
         self._declared: dict[str, ModelPlan] = {}
         self._apps: dict[str, AppRecord] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -101,9 +112,7 @@ class PlannerService:
         await self._apply_declarations(declarations_file.read_declarations(self._settings.models))
         file_stamps = [_file_stamp(each) for each in self._planning.profile_files]
         bus = self._bus = await NatsBus.connect(read_settings(BusSettings), "planner")
-        backend = reconcile.create_backend(
-            self._settings, lambda: reconcile.AgentBackend(self._store, bus, self._ready)
-        )
+        backend = reconcile.create_backend(self._settings, lambda: self._create_agents(bus))
         await self._ready.listen(self._bus, self._changes.wake)
         await self._gateways.listen(self._bus)
         self._apps = await self._store.apps()
@@ -112,6 +121,9 @@ class PlannerService:
             await self._store.put_problem(self._settings.models, None)
         await self._follow.listen(self._bus)
         await self._scorer.listen(self._bus)
+        if self._agents is not None:
+            await self._agents.listen()
+            await self._use_machines(reconcile.machine_sizes(self._agents.agents.live()))
         running = await self._running_models()
         await self._planning.plan(running, self._follow.last_load)
         self._set_target(DECLARED)
@@ -123,6 +135,8 @@ class PlannerService:
         work += [self._scorer.run(), StreamMetrics(self._bus).run()]
         if backend is not None:
             work.append(reconcile.Reconciler(self._store, backend, self._gateways).run())
+        if self._agents is not None:
+            work.append(self._follow_machines(self._agents.agents))
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(each) for each in work]
         for task in self._tasks:
@@ -134,9 +148,35 @@ class PlannerService:
         Weights may be compared, for which a thread reads them.
         """
         self._declared = await asyncio.to_thread(declarations_file.build_static_plans, declarations.models)
-        await asyncio.to_thread(self._planning.set_declarations, declarations, self._declared)
+        self._declarations = declarations
+        await self._use_machines(self._machines)
         if not declarations.models:
             log.info("OMNIBUS_PLANNER_MODELS declares no models: only apps provide models")
+
+    def _create_agents(self, bus: buses.Bus) -> reconcile.AgentBackend:
+        self._agents = reconcile.AgentBackend(self._store, bus, self._ready)
+        register_missing(self._agents)
+        return self._agents
+
+    async def _use_machines(self, machines: Mapping[str, reconcile.MachineSize]) -> None:
+        """Plan for these machines from now on, if there are agents."""
+        self._machines, declarations = dict(machines), self._declarations
+        if self._agents is not None:
+            declarations = reconcile.with_machines(declarations, machines)
+        await asyncio.to_thread(self._planning.set_declarations, declarations, self._declared)
+
+    async def _follow_machines(self, agents: AgentDirectory) -> None:
+        """Plan again when the machines have changed, and stayed so for ``MACHINE_SECONDS``."""
+        since, candidate = time.monotonic(), self._machines
+        while True:
+            await asyncio.sleep(POLL_SECONDS)
+            machines = reconcile.machine_sizes(agents.live())
+            if machines != candidate:
+                since, candidate = time.monotonic(), machines
+            if candidate != self._machines and time.monotonic() >= since + MACHINE_SECONDS:
+                reason = reconcile.describe_change(self._machines, candidate)
+                await self._use_machines(candidate)
+                await self._replan_models(reason)
 
     def _set_target(self, reason: str) -> None:
         plan_result, plan = self._planning.planned, self._changes.plan

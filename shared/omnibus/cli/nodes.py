@@ -93,7 +93,8 @@ async def write_token(options: argparse.Namespace) -> int:
 
 async def print_unit(options: argparse.Namespace) -> int:
     """Print a systemd unit for this installation."""
-    command = shlex.join([sys.executable, "-m", "omnibus.cli", "node", "--join", os.path.join(os.getcwd(), options.join)])
+    file = os.path.join(os.getcwd(), options.join)
+    command = shlex.join([sys.executable, "-m", "omnibus.cli", "node", "--join", file])
     print(_UNIT.format(command=command, user=getpass.getuser()), end="")
     return 0
 

@@ -22,6 +22,8 @@ class _Planner:
     #: Executors that the current plan requires, and those of them that report ready.
     wanted = CallbackMetric("omnibus_planner_executors_wanted", "Executors in the plan.", ["model", "option"])
     ready = CallbackMetric("omnibus_planner_executors_ready", "Executors ready.", ["model", "option"])
+    #: Executors for which no machine of `omnibus node` has room. Add a machine, or end a drain.
+    no_room = CallbackMetric("omnibus_planner_executors_no_room", "Executors without room.", ["model", "option"])
     #: 1 for the state of each model's candidate. `omnibus canary status` prints the reason.
     candidates = CallbackMetric("omnibus_planner_candidates", "Candidates by state.", ["model", "state"])
     #: Time to plan.

@@ -123,7 +123,8 @@ class Machine:
         bus = await self._connect_bus()
         self._stack.push_async_callback(bus.drain)
         self._endpoints = Endpoints(self._env[METRICS_DIR])
-        self.supervisor = Supervisor(self._specs(), log=self._log, on_exit=self._on_exit)
+        arena = f"omnibus-{self._options.name}"
+        self.supervisor = Supervisor(self._specs(), log=self._log, on_exit=self._on_exit, shm_prefix=arena)
         port = read_settings(SidecarSettings, {**os.environ, **self._env}).port
         facts, devices = describe_machine(self._options, f"{host}:{port}" if port else host)
         maker = executor_maker(self._env, self._socket, self._endpoints.service_answers)

@@ -15,13 +15,13 @@ _CLOCK_SLACK_SECONDS = 1.0
 
 
 def remove_shared_memory(prefix: str, directory: Path = SHARED_MEMORY) -> list[str]:
-    """Remove the files in ``directory`` with the ``prefix`` and return their names.
+    """Remove the file ``prefix`` in ``directory``, and those that continue it with a dash. Returns their names.
 
     An empty prefix removes nothing. Mapped memory stays valid until it is unmapped.
     """
     if not prefix or not directory.is_dir():
         return []
-    files = sorted(path for path in directory.iterdir() if path.name.startswith(prefix))
+    files = sorted(path for path in directory.iterdir() if f"{path.name}-".startswith(f"{prefix}-"))
     for path in files:
         path.unlink(missing_ok=True)
     return [path.name for path in files]

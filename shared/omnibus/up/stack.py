@@ -325,8 +325,8 @@ class Stack:
 
     @property
     def _shm_prefix(self) -> str:
-        """Return the prefix of shared memory of this run alone. The arena of a named node has its own name."""
-        return f"omnibus-{NODE}-{os.getpid()}" if self._listen is None else ""
+        """Return the prefix of this run's shared memory."""
+        return f"omnibus-{NODE}-{os.getpid()}" if self._listen is None else f"omnibus-{self._listen.node.name}"
 
     def _service_environment(self) -> dict[str, str]:
         return {

@@ -19,12 +19,14 @@ from omnibus_planner.reconcile.backend import (
     diff_workloads,
 )
 from omnibus_planner.reconcile.kube_backend import KubernetesBackend
+from omnibus_planner.reconcile.machines import MachineSize, describe_change, machine_sizes, with_machines
 from omnibus_planner.reconcile.reconciler import Reconciler
 
 __all__ = [
     "AgentBackend",
     "Backend",
     "KubernetesBackend",
+    "MachineSize",
     "Reconciler",
     "RunningWorkload",
     "ScaleWorkload",
@@ -32,7 +34,10 @@ __all__ = [
     "Step",
     "StopWorkload",
     "create_backend",
+    "describe_change",
     "diff_workloads",
+    "machine_sizes",
+    "with_machines",
 ]
 
 

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 LEAD, LEAD_SECONDS, RENEW_SECONDS = "agents", 6.0, 1.0
 #: Seconds for all agents to report, before a new leader assigns anything.
 SETTLE_SECONDS = 3.0
+#: Seconds for agents to report before the first plan.
+REPORT_SECONDS = 0.5
 #: Seconds in which changes of machines are joined.
 UPDATE_SECONDS = 0.05
 #: Seconds until a list that its agent has not applied is sent again.
@@ -66,6 +68,11 @@ class AgentBackend:
         self._states: dict[str, object] = {}  # nodes, and their last reports
         self._updating: asyncio.TimerHandle | None = None
 
+    async def listen(self) -> None:
+        """Follow the agents, and wait for their first reports."""
+        await self.agents.listen(self._bus, self._on_status)
+        await asyncio.sleep(REPORT_SECONDS)
+
     # Lead
 
     @property
@@ -75,7 +82,6 @@ class AgentBackend:
     async def run_leader_election(self, tell: Callable[[], None]) -> None:
         """Take and renew the lead, and check the machines, until cancelled; then release the lead."""
         self._tell = tell
-        await self.agents.listen(self._bus, self._on_status)
         try:
             while True:
                 before = (self.is_leader, self.leadership_error is None)

@@ -11,7 +11,7 @@ a LeaderWorkerSet have equal shares of an executor's GPUs. All else, such as ima
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from hashlib import blake2b
 from pathlib import Path
@@ -130,6 +130,8 @@ def build_workload(
         _set_node_selector(pod["spec"], executors.gpu if executors.gpus else "")
         if "affinity" in pod["spec"]:
             pod["spec"]["affinity"] = _fill_model(pod["spec"]["affinity"], model_labels[f"{LABEL_PREFIX}model"])
+        if executors.nodes:
+            _prefer_nodes(pod["spec"], sorted(executors.nodes))
         if f"{LABEL_PREFIX}cell" in model_labels:
             _prefer_machine_of_cell(pod["spec"], {**selector, **model_labels})
     _set_environment(pods[0]["spec"]["containers"][0], executors)
@@ -220,6 +222,14 @@ def _fill_model(template: Any, model: str) -> Any:
     if isinstance(template, list):
         return [_fill_model(value, model) for value in template]
     return template.replace(MODEL_PLACEHOLDER, model) if isinstance(template, str) else template
+
+
+def _prefer_nodes(pod: Manifest, nodes: Sequence[str]) -> None:
+    """Prefer the nodes that the plan chose. Preferences of the template come after this one."""
+    term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": list(nodes)}]}
+    near = pod.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    affinity_field = "preferredDuringSchedulingIgnoredDuringExecution"
+    near[affinity_field] = [*(near.get(affinity_field) or []), {"weight": 100, "preference": term}]
 
 
 def _prefer_machine_of_cell(pod: Manifest, labels: Mapping[str, str]) -> None:
