@@ -39,11 +39,13 @@ def inbox_prefix(user: str) -> str:
     return f"_INBOX.{subjects.subject_token(user)}" if user else "_INBOX"
 
 
-def permissions_by_user(models: Mapping[str, Sequence[str]] | None = None) -> dict[str, Permissions]:
+def permissions_by_user(
+    models: Mapping[str, Sequence[str]] | None = None, nodes: bool = False
+) -> dict[str, Permissions]:
     """Return the permissions by user: services on the bus, and ``operator`` for people and their tools.
 
     ``models`` maps a model to its unit tasks. Each then also has a user ``model_user(model)``, for executors of that
-    model, which receives work only for those tasks.
+    model, which receives work only for those tasks. With ``nodes``, machines of ``omnibus node`` have a user.
     """
     return {
         "gateway": _gateway_permissions(),
@@ -54,6 +56,7 @@ def permissions_by_user(models: Mapping[str, Sequence[str]] | None = None) -> di
             model_user(model): _executor_permissions(model_user(model), tasks)
             for model, tasks in (models or {}).items()
         },
+        **({NODE_USER: node_permissions()} if nodes else {}),
         "operator": _operator_permissions(),
     }
 
@@ -200,16 +203,16 @@ def server_config(
     store: str = "",
     tls: str = "",
     models: Mapping[str, Sequence[str]] | None = None,
+    nodes: bool = False,
 ) -> str:
     """Return a configuration for ``nats-server -c``.
 
     ``passwords`` are by user, plain or bcrypt; the server reads a missing one from ``password_variable(user)``. With
     ``port`` and ``store`` (a directory), it is a whole configuration, otherwise one to use with ``-js``. ``tls`` is a
-    directory with ``tls.crt`` and ``tls.key``; ``models`` as for ``permissions_by_user``.
+    directory with ``tls.crt`` and ``tls.key``; ``models`` and ``nodes`` as for ``permissions_by_user``.
     """
-    return (
-        "\n".join([*_server_lines(port, store, tls), *_user_lines(passwords or {}, permissions_by_user(models))]) + "\n"
-    )
+    users = permissions_by_user(models, nodes)
+    return "\n".join([*_server_lines(port, store, tls), *_user_lines(passwords or {}, users)]) + "\n"
 
 
 def local_users(user: str, password: str, node_password: str = "") -> str:

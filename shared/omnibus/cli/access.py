@@ -26,6 +26,7 @@ def add_access_commands(commands: Any, parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="declared models: add a user for each, whose executors receive the work of that model alone",
     )
+    config.add_argument("--nodes", action="store_true", help="add the user of machines that join: `omnibus node token`")
     config.add_argument("--json", action="store_true", help="print the permissions by user as JSON, and nothing else")
 
 

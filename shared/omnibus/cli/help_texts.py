@@ -9,6 +9,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "look at requests, and repeat them": (
         "tail", "show", "replay", "step", "fork", "compare", "bisect", "deadletters", "usage",
     ),
+    "several machines": ("node", "nodes"),
     "plan": ("top", "plan", "canary", "whatif", "size", "lab"),
     "operate it for others": ("keys", "nats-config", "backup", "restore", "completion"),
 }  # fmt: skip
@@ -26,6 +27,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "omnibus up --real                               # trained models of packages, and apps on them",
         "omnibus up --only qwen3-tiny --port 0 --name a  # a tiny model, at a free port, next to other runs",
         "OMNIBUS_EXECUTOR_DEVICE=cuda omnibus up --models models.json    # settings are variables: omnibus settings",
+    ),
+    "node": (
+        "omnibus node token join.json                    # beside `omnibus up --listen 10.0.0.1`",
+        "omnibus node --join join.json                   # on another machine",
+        "omnibus node drain n2                           # before you stop or upgrade it",
     ),
     "demo": (
         "omnibus demo",

@@ -35,7 +35,8 @@ async def connect_bus(options: argparse.Namespace) -> NatsBus:
     if options.nats:
         settings = BusSettings(url=options.nats)
     elif "OMNIBUS_BUS_URL" not in os.environ:
-        settings = BusSettings(url=runs.read_state().nats_url)
+        state = runs.read_state()
+        settings = BusSettings(url=state.nats_url, tls_ca=state.bus_ca)
     return await NatsBus.connect(msgspec.structs.replace(settings, connect_timeout=CONNECT_TIMEOUT_SECONDS), "cli")
 
 

@@ -30,12 +30,14 @@ async def nats_config(options: argparse.Namespace) -> int:
     if options.json:
         users = {
             user: {"publish": may.publish, "subscribe": may.subscribe}
-            for user, may in permissions.permissions_by_user(models).items()
+            for user, may in permissions.permissions_by_user(models, options.nodes).items()
         }
         print(json.dumps(users, indent=2))
     else:
         print(
-            permissions.server_config(port=options.port, store=options.store_dir, tls=options.tls, models=models),
+            permissions.server_config(
+                port=options.port, store=options.store_dir, tls=options.tls, models=models, nodes=options.nodes
+            ),
             end="",
         )
     return 0

@@ -80,10 +80,8 @@ class NodeAgent:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, bus: Bus) -> None:
-        """Register on ``bus`` and follow assignments. Raises ``Conflict`` if another agent has this name."""
+        """Register on ``bus`` and follow assignments."""
         self._bus, node = bus, self.node
-        if await _is_in_use(bus, node):
-            raise Conflict(f"a node named {node} is in the cluster already: choose another name with --name")
         await bus.subscribe(subjects.assignment_subject(node), self._on_assignment)
         await bus.add_responder(subjects.drain_subject(node), self._on_request)
         await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._publish_status())
@@ -260,13 +258,13 @@ class NodeAgent:
             self._log.write_line("agent", f"no longer follows planners: {task.exception()!r}; restart it")
 
 
-async def _is_in_use(bus: Bus, node: str) -> bool:
-    """Return whether an agent with this name answers."""
+async def require_free_name(bus: Bus, node: str) -> None:
+    """Raise ``Conflict`` if an agent with this name answers."""
     try:
         await anext(bus.request_stream(subjects.drain_subject(node), PING, _CONFLICT_SECONDS))
     except OmnibusError:
-        return False
-    return True
+        return
+    raise Conflict(f"a node named {node} is in the cluster already: choose another name with --name")
 
 
 def executor_maker(env: Mapping[str, str], fork_server: str, alive: Callable[[int], Awaitable[bool]]) -> MakeSpec:

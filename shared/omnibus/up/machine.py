@@ -24,7 +24,7 @@ from omnibus.process.supervise import Exit
 from omnibus.process.tuning import copy_tunables
 from omnibus.service import until_cancelled
 from omnibus.settings import SidecarSettings, UpSettings, read_settings
-from omnibus.up.agent import NodeAgent, executor_maker
+from omnibus.up.agent import NodeAgent, executor_maker, require_free_name
 from omnibus.up.executors import grace_seconds
 from omnibus.up.fork_server import can_fork_executors
 from omnibus.up.fork_servers import EXECUTOR_MODULES, EXECUTORS, EXECUTORS_SOCKET, fork_server_spec
@@ -122,6 +122,7 @@ class Machine:
         self._socket = str(self.directory / EXECUTORS_SOCKET) if can_fork_executors({**os.environ, **self._env}) else ""
         bus = await self._connect_bus()
         self._stack.push_async_callback(bus.drain)
+        await require_free_name(bus, self._options.name)
         self._endpoints = Endpoints(self._env[METRICS_DIR])
         arena = f"omnibus-{self._options.name}"
         self.supervisor = Supervisor(self._specs(), log=self._log, on_exit=self._on_exit, shm_prefix=arena)

@@ -32,7 +32,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     registered. ``certificate`` is the file of gateways with TLS. A ``passing`` run serves one command and ends: other
     commands connect to it only if it is named, or the only run. ``ready`` means that the whole system serves.
     ``loaded`` of the ``executors`` in the first plan are ready. ``join`` has the credentials for other machines, if
-    they may join.
+    they may join. ``bus_ca`` is the file of the bus's certificate, if it uses TLS.
     """
 
     directory: str
@@ -54,6 +54,7 @@ class RunState(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     ready: bool = False
     executors: int = 0
     loaded: int = 0
+    bus_ca: str = ""
     join: JoinFile | None = None
 
 

@@ -310,6 +310,7 @@ class Stack:
             ports={_gateway_name(index): port for index, port in enumerate(self.ports)},
             pids=self.pids,
             shm_prefix=self._shm_prefix,
+            bus_ca=self._listen.certificate if self._listen is not None else "",
             join=self._listen.join_file(self.nats.ports[0]) if self._listen is not None else None,
             admin_token=self.admin_token,
             store_secret=self._store_secret,

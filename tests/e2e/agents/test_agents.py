@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from omnibus.cluster.agents import AgentStatus
+from omnibus.cluster.agents import AgentExecutor, AgentStatus
 from tests.e2e.agents.cluster import BACK_SECONDS, AgentCluster, count_states, error_of, text_of
 from tests.e2e.agents.conftest import EXECUTORS, NAMES
 from tests.e2e.system import VL
@@ -21,6 +21,10 @@ TYPED = {"stage_unavailable", "stage_failed", "node_unreachable", "deadline_exce
 def running(live: dict[str, AgentStatus]) -> dict[str, str]:
     """Executors by id, and their machines."""
     return {each.id: node for node, agent in live.items() for each in agent.executors}
+
+
+def executors_of(live: dict[str, AgentStatus], node: str) -> tuple[AgentExecutor, ...]:
+    return live[node].executors if node in live else ()
 
 
 async def test_executors_on_agents_give_the_answer_of_the_whole_model(
@@ -48,7 +52,9 @@ async def test_a_killed_executor_is_restarted_by_its_agent_which_reports_the_cau
     async with cluster.load() as answers:
         os.kill(pids[victim], signal.SIGKILL)
         live = await cluster.wait_for_agents(
-            lambda live: any(each.id == victim and each.ends and each.state == "ready" for each in live[node].executors)
+            lambda live: any(
+                each.id == victim and each.ends and each.state == "ready" for each in executors_of(live, node)
+            )
         )
 
     assert next(each.cause for each in live[node].executors if each.id == victim).startswith("signal 9")
