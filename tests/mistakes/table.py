@@ -67,6 +67,24 @@ ALONE = [
         "a run is named that is not up", "omnibus status --run nightly", "omnibus: unknown run nightly: none is running"
     ),
     Mistake(
+        "a node without a join file",
+        "omnibus node --join join.json",
+        "omnibus: --join join.json cannot be read: No such file or directory",
+        EXIT_MISCONFIGURED,
+    ),
+    Mistake(
+        "a join file that is another file",
+        "omnibus node --join join.json",
+        "omnibus: --join join.json is not a file of `omnibus node token`: …",
+        EXIT_MISCONFIGURED,
+        files={"join.json": "{}"},
+    ),
+    _make_up(
+        "an address that other machines cannot reach",
+        "--listen '0.0.0.0' must be an address of this machine that the others reach, as 10.0.0.1",
+        "--listen 0.0.0.0",
+    ),
+    Mistake(
         "the bus is elsewhere",
         "omnibus tail --nats nats://127.0.0.1:1",
         "nats: …Connect call failed ('127.0.0.1', 1)\nomnibus: no NATS server at nats://127.0.0.1:1: …",
@@ -290,6 +308,16 @@ RUNNING = [
         "a dead letter that is not there",
         "omnibus deadletters retry 123",
         "omnibus: no dead letter of invocation 123: `omnibus deadletters` lists those that there are",
+    ),
+    Mistake(
+        "a machine that is not there",
+        "omnibus node drain n7",
+        "omnibus: no node n7 is up: `omnibus nodes` lists them",
+    ),
+    Mistake(
+        "a join file of a system that is closed to other machines",
+        "omnibus node token join.json",
+        "omnibus: … is closed to other machines: start it with `omnibus up --listen ADDRESS`",
     ),
     Mistake(
         "a process that is not there",
