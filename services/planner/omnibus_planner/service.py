@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import msgspec
@@ -20,7 +20,7 @@ from omnibus.bus.nats import NatsBus
 from omnibus.canary.candidate import without_candidate
 from omnibus.cells import merge_cells
 from omnibus.cluster.agents import AgentDirectory
-from omnibus.cluster.presence import GatewayPlans, ReadyExecutors, replica_counts
+from omnibus.cluster.presence import ExecutorKind, GatewayPlans, ReadyExecutors, replica_counts
 from omnibus.errors import BadRequest, BusUnavailable, ProtocolError, StoreUnavailable
 from omnibus.metrics import PLANNER
 from omnibus.plan import ModelPlan, Plan
@@ -41,8 +41,10 @@ from omnibus_planner.rollout.transition_plan import PlanTarget, describe_app_cha
 from omnibus_planner.score.scorer import PlanScorer
 
 
-def register_metrics(changes: PlanRollout, ready: ReadyExecutors) -> None:
-    """Register metrics that read ``changes`` and ``ready``."""
+def register_metrics(
+    changes: PlanRollout, ready: ReadyExecutors, missing: Callable[[], Mapping[ExecutorKind, int]]
+) -> None:
+    """Register metrics that read ``changes`` and ``ready``. ``missing`` returns the executors without room."""
 
     def planned_executors() -> dict[tuple[str, ...], float]:
         counts: dict[tuple[str, ...], float] = {}
@@ -56,6 +58,10 @@ def register_metrics(changes: PlanRollout, ready: ReadyExecutors) -> None:
             counts[kind[:2]] += ready.count_ready(kind)
         return counts
 
+    def executors_without_room() -> dict[tuple[str, ...], float]:
+        counts = dict.fromkeys(planned_executors(), 0.0)
+        return counts | {kind[:2]: float(count) for kind, count in missing().items()}
+
     PLANNER.epoch.set_values(lambda: {(): changes.plan.epoch} if changes.plan is not None else {})
     PLANNER.created.set_values(lambda: {(): changes.plan.created} if changes.plan is not None else {})
     PLANNER.staged.set_value(
@@ -65,11 +71,7 @@ def register_metrics(changes: PlanRollout, ready: ReadyExecutors) -> None:
     PLANNER.pinned.set_value(lambda: changes.is_pinned)
     PLANNER.wanted.set_values(planned_executors)
     PLANNER.ready.set_values(ready_executors)
-
-
-def register_missing(agents: reconcile.AgentBackend) -> None:
-    """Register the metric of executors for which no machine has room."""
-    PLANNER.no_room.set_values(lambda: {kind[:2]: float(count) for kind, count in agents.missing.items()})
+    PLANNER.no_room.set_values(executors_without_room)
 
 
 log = logging.getLogger(__name__)
@@ -127,7 +129,7 @@ class PlannerService:
         running = await self._running_models()
         await self._planning.plan(running, self._follow.last_load)
         self._set_target(DECLARED)
-        register_metrics(self._changes, self._ready)
+        register_metrics(self._changes, self._ready, lambda: self._agents.missing if self._agents is not None else {})
         await self._changes.run_available_steps()
         files = self._follow_files(read, file_stamps)
         work = [self._changes.run(), self._follow_plan(), self._follow_apps(), files, self._follow_profiles()]
@@ -155,7 +157,6 @@ class PlannerService:
 
     def _create_agents(self, bus: buses.Bus) -> reconcile.AgentBackend:
         self._agents = reconcile.AgentBackend(self._store, bus, self._ready)
-        register_missing(self._agents)
         return self._agents
 
     async def _use_machines(self, machines: Mapping[str, reconcile.MachineSize]) -> None:

@@ -211,12 +211,12 @@ class NodeAgent:
 
     async def _apply_assignment(self) -> None:
         """Stop executors that are not assigned, and start missing ones. An ending one's name is still in use."""
-        assigned = {id: each for each in self._assignment.kinds for id in each.ids}
+        kinds = {id: each for each in self._assignment.kinds for id in each.ids}
         for name in self._running():
-            if name in self._assignment.keep or name in self._stopping or self._is_current(name, assigned.get(name)):
+            if name in self._assignment.keep or name in self._stopping or self._is_current(name, kinds.get(name)):
                 continue
             self._stopping[name] = asyncio.create_task(self._stop_executor(name))
-        missing = [(id, each) for id, each in assigned.items() if id not in self._supervisor.specs]
+        missing = [(id, each) for id, each in kinds.items() if id not in self._supervisor.specs]
         await asyncio.gather(*(self._start_executor(id, each) for id, each in missing))
         self._news.set()
 
@@ -238,16 +238,17 @@ class NodeAgent:
             await self._supervisor.remove(id)
         finally:
             del self._stopping[id]
-            for known in (self._gpus, self._ready, self._ends, self._kinds):
-                known.pop(id, None)
+            for by_id in (self._gpus, self._ready, self._ends, self._kinds):
+                by_id.pop(id, None)
         self._changed.set()  # it may be assigned again
 
     def _with_gpus(self, spec: ProcessSpec, count: int) -> ProcessSpec:
-        """Return ``spec`` with ``count`` GPUs of its own. Raises ``Conflict`` while others use them."""
+        """Return ``spec`` with ``count`` separate GPUs. Raises ``Conflict`` while others use them."""
         if not count:
             return spec
-        id, used = spec.env[ID], {gpu for name, gpus in self._gpus.items() if name != spec.env[ID] for gpu in gpus}
-        free = [device for device in self._devices if device not in used][:count]
+        id = spec.env[ID]
+        others = {gpu for name, gpus in self._gpus.items() if name != id for gpu in gpus}
+        free = [device for device in self._devices if device not in others][:count]
         if len(free) < count:
             raise Conflict(f"{id} needs {count} GPUs and {len(free)} are free: it starts when others have ended")
         self._gpus[id] = tuple(free)

@@ -54,7 +54,7 @@ class NodeOptions(NamedTuple):
 
 
 def describe_machine(options: NodeOptions, address: str) -> tuple[AgentStatus, tuple[str, ...]]:
-    """Return the resources of this machine, and its GPUs for CUDA_VISIBLE_DEVICES."""
+    """Return the resources of this machine, and the names of its GPUs."""
     gpus = find_gpus()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     status = AgentStatus(
@@ -169,6 +169,7 @@ class Machine:
             **sidecar_environment(self.directory, host, self._join.sidecar_secret),
             APPS_DIR: os.environ.get(APPS_DIR) or os.getcwd(),
             METRICS_DIR: os.environ.get(METRICS_DIR) or str(self.directory / "metrics"),
+            "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1"),
             "TRANSFORMERS_VERBOSITY": "error",
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         }

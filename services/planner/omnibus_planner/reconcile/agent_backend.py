@@ -109,14 +109,14 @@ class AgentBackend:
             asyncio.get_running_loop().call_later(SETTLE_SECONDS, self._settled.set)
 
     def _forget_placement(self) -> None:
-        """Read the placement from the agents again, because another planner may have changed it."""
+        """Forget the placement, which another planner may have changed."""
         self._settled.clear()
         self._placed, self._adopted, self._sent, self._desired = {}, {}, {}, {}
 
     # Machines
 
     def _on_status(self, status: AgentStatus) -> None:
-        """Update at once after a change, and send the list again that an agent has not applied."""
+        """Update after a change, or if the agent has not applied its list."""
         state = (status.boot, status.state, tuple((each.id, each.state) for each in status.executors))
         if self._states.get(status.node) != state or status.digest != self._sent.get(status.node, ("", 0.0))[0]:
             self._states[status.node] = state
@@ -163,8 +163,8 @@ class AgentBackend:
         ready = self._ready.ready_ids() if leaving else set()
         for each in leaving:
             own = self._own(each.kind)
-            desired = self._desired.get(each.kind)
-            if desired is None or (len(own) >= desired.replicas and all(one.id in ready for one in own)):
+            executors = self._desired.get(each.kind)
+            if executors is None or (len(own) >= executors.replicas and all(one.id in ready for one in own)):
                 del self._placed[each.id]
 
     def _own(self, kind: ExecutorKind) -> list[PlacedExecutor]:
@@ -174,15 +174,15 @@ class AgentBackend:
     # Lists
 
     def _send_lists(self) -> None:
-        """Send each agent its list, unless it has applied it or it was just sent."""
+        """Send each agent a list that it has not applied yet."""
         now = time.monotonic()
         here: dict[str, list[PlacedExecutor]] = {}
         for each in self._placed.values():
             here.setdefault(each.node, []).append(each)
         for node, agent in self.agents.live().items():
             body, digest = encode_assignment(self._list_executors(here.get(node, [])))
-            sent, at = self._sent.get(node, ("", 0.0))
-            if agent.digest == digest or (sent == digest and now < at + RESEND_SECONDS):
+            last_digest, at = self._sent.get(node, ("", 0.0))
+            if agent.digest == digest or (last_digest == digest and now < at + RESEND_SECONDS):
                 continue
             try:
                 self._bus.publish(subjects.assignment_subject(node), body)
@@ -194,8 +194,8 @@ class AgentBackend:
         ids: dict[tuple[ExecutorKind, str], list[str]] = {}
         keep = []
         for each in here:
-            desired = self._desired.get(each.kind)
-            if desired is not None and each.mark == self.workload_hash(desired):
+            executors = self._desired.get(each.kind)
+            if executors is not None and each.mark == self.workload_hash(executors):
                 ids.setdefault((each.kind, each.mark), []).append(each.id)
             else:  # of an earlier configuration, or not compared with the plan yet
                 keep.append(each.id)
@@ -224,10 +224,10 @@ class AgentBackend:
     def _describe(self, kind: ExecutorKind) -> RunningWorkload:
         own = self._own(kind)
         marks = {each.mark for each in own}
-        desired = self._desired.get(kind)
-        current = self.workload_hash(desired) if desired is not None else ""
+        executors = self._desired.get(kind)
+        current = self.workload_hash(executors) if executors is not None else ""
         mark = next(iter(marks - {current}), current)
-        return RunningWorkload(str(kind), kind, len(own), mark, desired.epoch if desired is not None else 0)
+        return RunningWorkload(str(kind), kind, len(own), mark, executors.epoch if executors is not None else 0)
 
     async def start(self, executors: DesiredExecutors) -> None:
         self._place(executors)
@@ -254,7 +254,7 @@ class AgentBackend:
         self._update_soon()
 
     def _place(self, executors: DesiredExecutors) -> None:
-        """Place as many as required, on the nodes of the plan if they have room. Raises ``NoRoom``."""
+        """Place the required number, on the nodes of the plan if possible. Raises ``NoRoom``."""
         self._desired[executors.kind] = executors
         own = self._own(executors.kind)
         if len(own) > executors.replicas:
@@ -277,8 +277,8 @@ class AgentBackend:
             node = room.choose_node(executors, own)
             if node is None or count_by_node(own)[node] >= executors.nodes.get(node, 0):
                 return
-            moved = next(each for each in own if each.node == surplus[0])
-            self._placed[moved.id] = moved._replace(leaving=True)
+            leaver = next(each for each in own if each.node == surplus[0])
+            self._placed[leaver.id] = leaver._replace(leaving=True)
             self._add(executors, node)
             room.take(executors, node)
             own = self._own(executors.kind)
@@ -303,5 +303,5 @@ class AgentBackend:
 
 
 def _without_plan(executors: DesiredExecutors) -> DesiredExecutors:
-    """Return ``executors`` without values that an agent does not need and that change with each plan."""
+    """Return ``executors`` without values that change with each plan."""
     return msgspec.structs.replace(executors, replicas=0, epoch=0, nodes={})

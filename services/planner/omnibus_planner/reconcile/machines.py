@@ -56,6 +56,5 @@ def with_machines(declarations: Declarations, machines: Mapping[str, MachineSize
 
 def describe_change(before: Mapping[str, MachineSize], after: Mapping[str, MachineSize]) -> str:
     """Describe changed machines as the reason of a plan."""
-    joined, left = sorted(after.keys() - before.keys()), sorted(before.keys() - after.keys())
-    parts = [f"{', '.join(names)} {verb}" for names, verb in ((joined, "joined"), (left, "left")) if names]
-    return "; ".join(parts) or "machines changed"
+    changes = ((after.keys() - before.keys(), "joined"), (before.keys() - after.keys(), "left"))
+    return "; ".join(f"{', '.join(sorted(names))} {verb}" for names, verb in changes if names) or "machines changed"

@@ -36,27 +36,28 @@ class PlacedExecutor(NamedTuple):
 
 
 class Room:
-    """GPUs and slots of machines that ``placed`` executors leave. Draining machines have none."""
+    """GPUs and slots of machines that ``executors`` leave. Draining machines have none."""
 
-    def __init__(self, agents: Mapping[str, AgentStatus], placed: Collection[PlacedExecutor]) -> None:
+    def __init__(self, agents: Mapping[str, AgentStatus], executors: Collection[PlacedExecutor]) -> None:
         self._agents = {node: agent for node, agent in agents.items() if agent.state == READY}
-        self._placed = placed
+        self._executors = executors
         self._gpus = {node: agent.gpus for node, agent in self._agents.items()}
         self._slots = {node: agent.slots for node, agent in self._agents.items()}
-        for each in placed:
+        for each in executors:
             self._take(each.gpus, each.node)
 
     def choose_node(self, executors: DesiredExecutors, own: Iterable[PlacedExecutor]) -> str | None:
-        """Return the node for one more of ``executors``, of which there are ``own``; None without room.
+        """Return the node for one more of ``executors``; None without room.
 
-        Nodes of the plan come first, then those with others of its cell, then the one with the most room.
+        ``own`` are those that exist. Nodes of the plan come first, then those with others of its cell, then the one
+        with the most room.
         """
         counts, model = count_by_node(own), executors.kind.model
-        cell = {each.node for each in self._placed if executors.env.get(CELL) and each.kind.model == model}
+        cell = {each.node for each in self._executors if executors.env.get(CELL) and each.kind.model == model}
 
         def rank(node: str) -> tuple[bool, bool, float, str]:
-            planned = counts.get(node, 0) < executors.nodes.get(node, 0)
-            return not planned, node not in cell, -self._free_share(executors, node), node
+            lacks = counts.get(node, 0) < executors.nodes.get(node, 0)
+            return not lacks, node not in cell, -self._free_share(executors, node), node
 
         return min((node for node in self._agents if self._fits(executors, node)), key=rank, default=None)
 
@@ -85,6 +86,6 @@ def surplus_nodes(executors: DesiredExecutors, own: Iterable[PlacedExecutor]) ->
     return [node for node, count in counts.items() if executors.nodes and count > executors.nodes.get(node, 0)]
 
 
-def count_by_node(placed: Iterable[PlacedExecutor]) -> dict[str, int]:
+def count_by_node(executors: Iterable[PlacedExecutor]) -> dict[str, int]:
     """Return the number of executors by node."""
-    return Counter(each.node for each in placed)
+    return Counter(each.node for each in executors)

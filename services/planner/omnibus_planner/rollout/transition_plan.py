@@ -166,12 +166,12 @@ class PlanTarget(NamedTuple):
     @property
     def placement(self) -> dict[str, dict[str, int]]:
         """Replicas by ``model/option`` and node, as the solver placed them; empty without nodes."""
-        found: dict[str, dict[str, int]] = {}
+        counts: dict[str, dict[str, int]] = {}
         for deployment in self.explain.get("planned", {}).get("deployments", ()):
             for place, count in deployment.get("nodes", {}).items():
                 option, _, node = place.rpartition("@")
-                found.setdefault(option, {})[node] = count
-        return found
+                counts.setdefault(option, {})[node] = count
+        return counts
 
 
 #: Most apps that are listed by name.
