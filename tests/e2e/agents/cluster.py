@@ -4,8 +4,8 @@ import asyncio
 import os
 import signal
 import subprocess
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +148,26 @@ class AgentCluster:
                 yield answers
             finally:
                 over.set()
+
+
+@contextmanager
+def start_cluster(directory: Path, models: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[AgentCluster]:
+    """Run a main machine without executors until the block ends. Fails if anything is left afterwards."""
+    flags = ("--listen", "127.0.0.1:0", "--slots", "0", "--node-name", "n1")
+    system = System(directory, models, settings, flags, is_warm=warm.may_start_warm(settings))
+    system.executors = set()  # none until agents join
+    cluster = AgentCluster(system, directory)
+    try:
+        system.start()
+        cluster.write_join_file()
+        yield cluster
+    except BaseException:
+        print(system.log[-12_000:])
+        raise
+    finally:
+        cluster.stop()
+        leftovers = system.stop()
+    assert leftovers == []
 
 
 def count_states(live: dict[str, AgentStatus]) -> dict[str, int]:

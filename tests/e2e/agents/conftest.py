@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests import models_oracle as oracle
-from tests.e2e.agents.cluster import QUESTION, TOKENS, AgentCluster
-from tests.e2e.system import VL, System, declare_model
-from tests.e2e.warm import may_start_warm
+from tests.e2e.agents.cluster import QUESTION, TOKENS, AgentCluster, start_cluster
+from tests.e2e.system import VL, declare_model
 
 NAMES = {"n2", "n3", "n4"}
 #: Executors of the model: two of each option.
@@ -27,23 +26,9 @@ _SETTINGS = {
 
 @pytest.fixture(scope="package")
 def started(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> Iterator[AgentCluster]:
-    directory = tmp_path_factory.mktemp("agents")
     model = declare_model("qwen2_5_vl", vl_checkpoint, options=_OPTIONS, paths=[{"options": ["E", "L"]}])
-    flags = ("--listen", "127.0.0.1:0", "--slots", "0", "--node-name", "n1")
-    system = System(directory, {VL: model}, _SETTINGS, flags, is_warm=may_start_warm(_SETTINGS))
-    system.executors = set()  # none until agents join
-    cluster = AgentCluster(system, directory)
-    try:
-        system.start()
-        cluster.write_join_file()
+    with start_cluster(tmp_path_factory.mktemp("agents"), {VL: model}, _SETTINGS) as cluster:
         yield cluster
-    except BaseException:
-        print(system.log[-12_000:])
-        raise
-    finally:
-        cluster.stop()
-        leftovers = system.stop()
-    assert leftovers == []
 
 
 @pytest.fixture

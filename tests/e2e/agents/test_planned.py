@@ -1,0 +1,58 @@
+"""A planned model: the plan is for the machines that are up, and names them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from omnibus import profile as profiles
+from omnibus.plan import Plan
+from tests.e2e.agents.cluster import AgentCluster, count_states, start_cluster
+from tests.e2e.planned.cell import FAMILY, MODEL, SIMULATED, make_profile
+from tests.e2e.planned.conftest import SETTINGS
+
+pytestmark = pytest.mark.e2e
+
+SLOTS = 3
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[AgentCluster]:
+    simulation_file, profile_file = tmp_path / "simulated.json", tmp_path / "profile.json"
+    simulation_file.write_bytes(msgspec.json.encode(SIMULATED))
+    profile_file.write_bytes(profiles.encode_profile(make_profile()))
+    model = {"family": FAMILY, "checkpoint": str(simulation_file), "planned": {"profile": str(profile_file)}}
+    settings = {**SETTINGS, "OMNIBUS_SIDECAR_PORT": "0", "OMNIBUS_SIDECAR_ARENA_MIB": "64"}
+    with start_cluster(tmp_path, {MODEL: model}, settings) as cluster:
+        yield cluster
+
+
+async def current_plan(cluster: AgentCluster) -> Plan:
+    async with cluster.system.store() as store:
+        plan = await store.plan()
+    assert plan is not None
+    return plan
+
+
+async def test_a_plan_uses_the_machines_that_are_up(cluster: AgentCluster) -> None:
+    cluster.start_agent("n2")
+    cluster.start_agent("n3")
+    live = await cluster.wait_for_agents(lambda live: count_states(live) == {"ready": 2 * SLOTS})
+    plan = await current_plan(cluster)
+    planned = {node for places in (plan.placement or {}).values() for node in places}
+    assert planned == {"n2", "n3"}
+    for option, places in (plan.placement or {}).items():
+        for node, count in places.items():
+            assert sum("/".join(each.kind[:2]) == option for each in live[node].executors) == count
+
+    cluster.kill_agent("n3")
+
+    await cluster.wait_for_agents(lambda live: "n3" not in live and count_states(live) == {"ready": SLOTS})
+    await cluster.system.becomes_ready()
+    async with cluster.system.http() as http:
+        answer = await http.post(
+            "/v1/chat/completions",
+            json={"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
+        )
+    assert answer.status_code == 200, answer.text
