@@ -63,7 +63,7 @@ SKIPPED: Mapping[tuple[str, str], str] = {
     ("nodes", "omnibus up --listen"): _MACHINES,
     ("nodes", "omnibus node token"): _MACHINES,
     ("nodes", "scp join.json"): _MACHINES,
-    ("nodes", "omnibus node --join"): _MACHINES,
+    ("nodes", "omnibus node join"): _MACHINES,
     ("nodes", "OMNIBUS_BUS_"): _MACHINES,
     ("nodes", "OMNIBUS_STORE_URL"): _MACHINES,
     ("nodes", "omnibus-serve[ucx]"): "installs ucxx; `make install-ucx` does it for tests/e2e/test_ucx.py",

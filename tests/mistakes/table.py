@@ -68,14 +68,14 @@ ALONE = [
     ),
     Mistake(
         "a node without a join file",
-        "omnibus node --join join.json",
-        "omnibus: --join join.json cannot be read: No such file or directory",
+        "omnibus node join join.json",
+        "omnibus: join.json cannot be read: No such file or directory",
         EXIT_MISCONFIGURED,
     ),
     Mistake(
         "a join file that is another file",
-        "omnibus node --join join.json",
-        "omnibus: --join join.json is not a file of `omnibus node token`: …",
+        "omnibus node join join.json",
+        "omnibus: join.json is not a file of `omnibus node token`: …",
         EXIT_MISCONFIGURED,
         files={"join.json": "{}"},
     ),

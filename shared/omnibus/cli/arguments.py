@@ -179,41 +179,36 @@ def add_serve_command(commands: Any) -> None:
 
 def add_node_commands(commands: Any) -> None:
     """Add the commands for other machines to ``commands`` of ``omnibus``."""
-    node = commands.add_parser("node", help="make this machine a node of a running Omnibus")
-    node.add_argument("--join", metavar="FILE", default="", help="the file of `omnibus node token`")
-    node.add_argument("--host", metavar="ADDRESS", default="", help="address of this machine for the others")
-    add_node_options(node, name="--name")
-    own = node.add_subparsers(dest="node_command", metavar="COMMAND")
+    node = commands.add_parser("node", help="let machines join a running Omnibus, and drain them")
+    own = node.add_subparsers(dest="node_command", required=True, metavar="COMMAND")
+    join = own.add_parser("join", help="make this machine a node until Ctrl-C; also `omnibus up --join FILE`")
+    join.add_argument("join", metavar="FILE", help="the file of `omnibus node token`")
+    add_node_options(join, name="--name")
     token = own.add_parser("token", help="write the file with which other machines join; keep it secret")
     token.add_argument("file", metavar="FILE", help="the file, which only you can read")
-    token.add_argument(
-        "--bus", metavar="URL", default="", help="a bus of your own; without it the running `omnibus up`"
-    )
+    token.add_argument("--bus", metavar="URL", default="", help="a separate bus; default: of the running `omnibus up`")
     token.add_argument("--ca", metavar="FILE", default="", help="PEM of the authority of that bus's certificate")
     drain = own.add_parser("drain", help="move the executors of a machine to the others, before you stop it")
     drain.add_argument("node", metavar="NODE", help="a name of `omnibus nodes`")
     drain.add_argument("--within", type=float, default=300.0, metavar="SECONDS", help="how long to wait (default 300)")
-    unit = own.add_parser("unit", help="print a systemd unit that runs `omnibus node`")
-    unit.add_argument("--join", metavar="FILE", default="/etc/omnibus/join.json", help="(default %(default)s)")
+    unit = own.add_parser("unit", help="print a systemd unit that runs `omnibus node join`")
+    unit.add_argument("join", metavar="FILE", help="the file of `omnibus node token`, such as /etc/omnibus/join.json")
     nodes = commands.add_parser("nodes", help="the machines: GPUs, executors, links and versions")
     add_output_options(nodes, names="names")
-    add_output_options(drain)
+    for command in (join, token, drain, unit):
+        add_output_options(command)
     for command in (drain, nodes):
         command.add_argument("--nats", metavar="URL", help="the bus; without it the running `omnibus up` is found")
 
 
 def add_node_options(command: argparse.ArgumentParser, *, name: str) -> None:
     """Add the options that describe this machine as a node; ``name`` is the option of its name."""
-    command.add_argument(
-        name, metavar="NODE", dest="node_name", default="", help="of this machine (default: its host's)"
-    )
-    command.add_argument(
+    add = command.add_argument
+    add(name, metavar="NODE", dest="machine", default="", help="name of this machine (default: its host's)")
+    add("--host", metavar="ADDRESS", default="", help="address of this machine for other nodes")
+    add(
         "--slots", type=int, default=-1, metavar="N",
         help="executors without a GPU that it takes (default: four for each processor)",
     )  # fmt: skip
-    command.add_argument(
-        "--gpu", metavar="TYPE", default="", help="type of its GPUs (default: as their driver reports)"
-    )
-    command.add_argument(
-        "--label", action="append", default=[], metavar="NAME=VALUE", help="shown by `omnibus nodes` (repeatable)"
-    )
+    add("--gpu", metavar="TYPE", default="", help="type of its GPUs (default: as their driver reports)")
+    add("--label", action="append", default=[], metavar="NAME=VALUE", help="shown by `omnibus nodes` (repeatable)")

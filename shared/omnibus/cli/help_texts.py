@@ -30,7 +30,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "node": (
         "omnibus node token join.json                    # beside `omnibus up --listen 10.0.0.1`",
-        "omnibus node --join join.json                   # on another machine",
+        "omnibus node join join.json                   # on another machine",
         "omnibus node drain n2                           # before you stop or upgrade it",
     ),
     "demo": (

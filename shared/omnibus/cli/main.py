@@ -48,7 +48,8 @@ _HANDLERS = {
     "logs": "processes:print_logs",
     "models": "models:run_models",
     "nats-config": "nats_config:nats_config",
-    "node": "nodes:run_node",
+    "node": "nodes:list_nodes",
+    "node join": "nodes:run_node",
     "node drain": "nodes:drain_node",
     "node token": "nodes:write_token",
     "node unit": "nodes:print_unit",
@@ -174,7 +175,10 @@ def _add_up(commands: Any) -> None:
         "--listen", metavar="HOST[:PORT]", default="",
         help="let other machines join at this address: `omnibus node token` (default port 4222)",
     )  # fmt: skip
-    add_node_options(up, name="--node-name")
+    up.add_argument(
+        "--join", metavar="FILE", default="", help="be a node of another machine's: `omnibus node join FILE`"
+    )
+    add_node_options(up, name="--machine")
     models = up.add_mutually_exclusive_group()
     models.add_argument("--models", metavar="FILE", help="declarations of models; without it the small trained ones")
     models.add_argument("--no-models", action="store_true", help="serve what apps bring along and nothing else")

@@ -24,7 +24,7 @@ from omnibus.up import runs
 from omnibus.up.agent import DRAIN
 from omnibus.up.join import JoinFile, read_join_file, shared_secret, write_join_file
 from omnibus.up.listening import ListenOptions, parse_listen
-from omnibus.up.machine import Machine, NodeOptions
+from omnibus.up.machine import JoinedMachine, NodeOptions
 
 #: Seconds in which agents answer, and between two looks at a draining one.
 _ANSWER_SECONDS, _POLL_SECONDS = 1.5, 0.2
@@ -48,11 +48,13 @@ WantedBy=multi-user.target
 
 async def run_node(options: argparse.Namespace) -> int:
     """Run this machine as a node until a signal. Raises ``BadRequest`` and ``Unauthorized`` for a wrong join file."""
-    if not options.join:
-        raise BadRequest("name the file of `omnibus node token` with --join FILE")
     join = read_join_file(Path(options.join))
-    async with Machine(join, _node_options(options, options.host)) as machine:
-        print(f"\nOmnibus node {machine.agent.node} is up   stop: Ctrl-C\n", flush=True)
+    async with JoinedMachine(join, _node_options(options, options.host)) as machine:
+        name = machine.agent.node
+        if options.json:
+            print_json({"node": name, "directory": str(machine.directory)})
+        else:
+            print(f"\nOmnibus node {name} is up   stop: Ctrl-C\n", flush=True)
         await machine.supervisor.run_until_signal()
     return 0
 
@@ -70,32 +72,36 @@ def listen_options(options: argparse.Namespace) -> ListenOptions:
 
 async def write_token(options: argparse.Namespace) -> int:
     """Write a join file. Raises ``BadRequest`` if the run does not listen for other machines."""
-    path = Path(options.file)
+    path, password = Path(options.file), {}
     if options.bus:
-        join = JoinFile(
-            options.bus,
-            shared_secret(_secret_file(read_settings(UpSettings))),
-            _read_text(options.ca) if options.ca else "",
-        )
-        print(f"# at the server: the password of user {NODE_USER}, see `omnibus nats-config --nodes`")
-        print(f"export {password_variable(NODE_USER)}={join.bus_password}")
+        secret = shared_secret(_secret_file(read_settings(UpSettings)))
+        join = JoinFile(options.bus, secret, _read_text(options.ca) if options.ca else "")
+        password = {password_variable(NODE_USER): join.bus_password}
     else:
         state = runs.read_state()
         if state.join is None:
             raise BadRequest(f"{state.name} is closed to other machines: start it with `omnibus up --listen ADDRESS`")
         join = state.join
     write_join_file(path, join)
-    print(
-        f"{path} is written: copy it to the other machines, and run `omnibus node --join FILE` there", file=sys.stderr
-    )
+    if options.json:
+        print_json({"file": str(path), "bus": join.bus, **password})
+        return 0
+    for name, value in password.items():
+        print(f"# for the server: the password of user {NODE_USER}, see `omnibus nats-config --nodes`")
+        print(f"export {name}={value}")
+    print(f"{path} is written: copy it to the other machines, and run `omnibus node join FILE` there", file=sys.stderr)
     return 0
 
 
 async def print_unit(options: argparse.Namespace) -> int:
     """Print a systemd unit for this installation."""
     file = os.path.join(os.getcwd(), options.join)
-    command = shlex.join([sys.executable, "-m", "omnibus.cli", "node", "--join", file])
-    print(_UNIT.format(command=command, user=getpass.getuser()), end="")
+    command = shlex.join([sys.executable, "-m", "omnibus.cli", "node", "join", file])
+    unit = _UNIT.format(command=command, user=getpass.getuser())
+    if options.json:
+        print_json({"unit": unit})
+    else:
+        print(unit, end="")
     return 0
 
 
@@ -182,7 +188,7 @@ def _node_row(node: AgentStatus) -> list[str]:
 
 def _node_options(options: argparse.Namespace, host: str) -> NodeOptions:
     labels = dict(label.partition("=")[::2] for label in options.label)
-    name = options.node_name or subjects.subject_token(socket.gethostname())
+    name = options.machine or subjects.subject_token(socket.gethostname())
     if subjects.subject_token(name) != name:
         raise BadRequest(f"the name {name!r} of this node must have only letters, digits, - and _: set another one")
     return NodeOptions(name, host, options.slots, options.gpu, labels)

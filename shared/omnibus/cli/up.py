@@ -14,7 +14,7 @@ from omnibus.cli.apps import APPS, TASKS, describe_access, register_app
 from omnibus.cli.detached import silence_output, start_detached
 from omnibus.cli.format.runs import address_text
 from omnibus.cli.gateway import Gateway
-from omnibus.cli.nodes import listen_options
+from omnibus.cli.nodes import listen_options, run_node
 from omnibus.cli.output import print_json
 from omnibus.cli.processes import run_summary
 from omnibus.cli.progress import ProgressBar
@@ -33,7 +33,10 @@ SERVE_TIMEOUT_SECONDS = 120.0  # seconds from an app's registration until every 
 
 
 async def run_up(options: argparse.Namespace) -> int:
-    """Run the system until a signal, or in the background."""
+    """Run the system until a signal, or in the background. With ``--join``, run a node instead."""
+    if options.join:
+        _require_node_options(options)
+        return await run_node(options)
     if options.detach:
         return await start_detached(options)
     await check_start(Path(options.models) if options.models else None, options.nodes)
@@ -66,6 +69,13 @@ async def run_up(options: argparse.Namespace) -> int:
         async with stack:
             bar.close()
             return await _run_stack(stack, options, apps)
+
+
+def _require_node_options(options: argparse.Namespace) -> None:
+    """Raise ``BadRequest`` for options of a whole system."""
+    others = ("listen", "models", "no_models", "real", "only", "app", "detach")
+    if used := [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]:
+        raise BadRequest(f"{', '.join(used)} cannot be used with --join: the machine with --listen decides what runs")
 
 
 def _find_real_profile() -> str:

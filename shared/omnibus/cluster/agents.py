@@ -29,7 +29,7 @@ class AssignedKind(msgspec.Struct, frozen=True):
     ids: tuple[str, ...]
 
 
-class Assignment(msgspec.Struct, frozen=True, omit_defaults=True):
+class NodeAssignment(msgspec.Struct, frozen=True, omit_defaults=True):
     """All executors of one machine at a plan ``epoch``.
 
     Those in ``keep`` run on as they are if they run, and are not started.
@@ -57,7 +57,7 @@ class AgentStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     """Status of a machine's agent, sent on change, on census and as a heartbeat.
 
     The machine has ``gpus`` of type ``gpu`` with ``gpu_gb`` of memory each, and ``slots`` for executors without a GPU.
-    ``address`` is that of its sidecar. ``epoch`` and ``digest`` are those of the last applied ``Assignment``.
+    ``address`` is that of its sidecar. ``epoch`` and ``digest`` are those of the last applied ``NodeAssignment``.
     """
 
     node: str
@@ -77,12 +77,12 @@ class AgentStatus(msgspec.Struct, frozen=True, omit_defaults=True):
     v: int = WIRE_VERSION
 
 
-Message = TypeVar("Message", Assignment, AgentStatus)
+Message = TypeVar("Message", NodeAssignment, AgentStatus)
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-def encode_assignment(assignment: Assignment) -> tuple[bytes, str]:
+def encode_assignment(assignment: NodeAssignment) -> tuple[bytes, str]:
     """Return the message and its digest."""
     body = _encode(assignment)
     return body, digest_message(body)
@@ -92,9 +92,9 @@ def digest_message(body: bytes) -> str:
     return blake2b(body, digest_size=8).hexdigest()
 
 
-def decode_assignment(body: bytes) -> Assignment:
+def decode_assignment(body: bytes) -> NodeAssignment:
     """Decode a list of executors. Raises ``ProtocolError``."""
-    return _decode(body, Assignment)
+    return _decode(body, NodeAssignment)
 
 
 def decode_agent(body: bytes) -> AgentStatus:

@@ -21,7 +21,7 @@ from omnibus.cluster.agents import (
     AgentExecutor,
     AgentStatus,
     AssignedKind,
-    Assignment,
+    NodeAssignment,
     decode_assignment,
     digest_message,
 )
@@ -69,7 +69,7 @@ class NodeAgent:
         self._facts = msgspec.structs.replace(facts, boot=time.time_ns() // 1000, version=__version__)
         self._devices = tuple(devices)
         self._bus: Bus | None = None
-        self._assignment, self._digest, self._applied_at = Assignment(0), "", -STALE_SECONDS
+        self._assignment, self._digest, self._applied_at = NodeAssignment(0), "", -STALE_SECONDS
         self._kinds: dict[str, AssignedKind] = {}  # by id, of all that run
         self._gpus: dict[str, tuple[str, ...]] = {}  # by id
         self._ready: dict[str, int] = {}  # ids, and their processes that have answered

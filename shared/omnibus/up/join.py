@@ -68,13 +68,13 @@ def read_join_file(path: Path) -> JoinFile:
         mode, body = path.stat().st_mode, path.read_bytes()
         join = msgspec.json.decode(body, type=JoinFile)
     except OSError as error:
-        raise BadRequest(f"--join {path} cannot be read: {error.strerror}") from error
+        raise BadRequest(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise BadRequest(f"--join {path} is not a file of `omnibus node token`: {error}") from error
+        raise BadRequest(f"{path} is not a file of `omnibus node token`: {error}") from error
     if stat.S_IMODE(mode) & 0o077:
-        raise BadRequest(f"--join {path} contains a secret that other users can read: run `chmod 600 {path}`")
+        raise BadRequest(f"{path} contains a secret that other users can read: run `chmod 600 {path}`")
     if len(join.secret) < _SECRET_BYTES or not join.bus_host[0]:
-        raise BadRequest(f"--join {path} has no address or secret: write it again with `omnibus node token`")
+        raise BadRequest(f"{path} has no address or secret: write it again with `omnibus node token`")
     return join
 
 

@@ -1,5 +1,6 @@
 """Options with which ``omnibus up`` lets other machines join."""
 
+from ipaddress import ip_address
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,8 +47,15 @@ class ListenOptions(NamedTuple):
 def parse_listen(text: str) -> tuple[str, int]:
     """Return host and port of ``HOST`` or ``HOST:PORT``. Raises ``BadRequest``."""
     host, _, port = text.partition(":")
-    if not host or host in ("0.0.0.0", "*"):  # noqa: S104 other machines need an address
+    if not host or _is_unspecified(host):
         raise BadRequest(f"--listen {text!r} must be an address of this machine that the others reach, as 10.0.0.1")
     if port and not port.isdecimal():
         raise BadRequest(f"--listen {text!r}: the port must be a number")
     return host, int(port) if port else BUS_PORT
+
+
+def _is_unspecified(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False

@@ -89,8 +89,8 @@ def sidecar_environment(directory: Path, host: str, secret: str) -> dict[str, st
     return {"OMNIBUS_SIDECAR_HOST": host, "OMNIBUS_SIDECAR_SECRET_FILE": str(file)}
 
 
-class Machine:
-    """Context with the processes of one node: ``async with Machine(join, options)``. None is left afterwards.
+class JoinedMachine:
+    """Context with the processes of one node: ``async with JoinedMachine(join, options)``. None is left afterwards.
 
     Its files are in a private directory, which it holds a lock of.
     """
@@ -102,7 +102,7 @@ class Machine:
         self._stack = AsyncExitStack()
         self.directory = registry_path().parent / "nodes" / subject_token(options.name)
 
-    async def __aenter__(self) -> "Machine":
+    async def __aenter__(self) -> "JoinedMachine":
         if not has_package("omnibus_sidecar"):
             raise BadRequest("the services are not installed: run `pip install 'omnibus-serve[all,local]'`")
         try:

@@ -51,7 +51,7 @@ class AgentCluster:
         log = self._logs.setdefault(name, self._directory / f"{name}.log")
         with log.open("a") as output:
             self._agents[name] = subprocess.Popen(
-                self.system.program("node", "--join", str(self.join), "--name", name, "--slots", str(SLOTS), *options),
+                self.system.program("node", "join", str(self.join), "--name", name, "--slots", str(SLOTS), *options),
                 env={**self.system.env, "OMNIBUS_SIDECAR_PORT": "0"},
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -153,7 +153,7 @@ class AgentCluster:
 @contextmanager
 def start_cluster(directory: Path, models: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[AgentCluster]:
     """Run a main machine without executors until the block ends. Fails if anything is left afterwards."""
-    flags = ("--listen", "127.0.0.1:0", "--slots", "0", "--node-name", "n1")
+    flags = ("--listen", "127.0.0.1:0", "--slots", "0", "--machine", "n1")
     system = System(directory, models, settings, flags, is_warm=warm.may_start_warm(settings))
     system.executors = set()  # none until agents join
     cluster = AgentCluster(system, directory)

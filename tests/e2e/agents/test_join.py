@@ -14,7 +14,7 @@ def run_forged(cluster: AgentCluster, file: Path, **changes: str) -> tuple[int, 
     """Run a node with a changed file; return its exit code and output."""
     file.write_text(json.dumps({**json.loads(cluster.join.read_text()), **changes}))
     file.chmod(0o600)
-    command = cluster.run("node", "--join", str(file), "--name", "forged")
+    command = cluster.run("node", "join", str(file), "--name", "forged")
     return command.returncode, command.stdout
 
 
@@ -32,14 +32,14 @@ def test_a_file_that_others_can_read_is_refused(cluster: AgentCluster, tmp_path:
     file.write_text(cluster.join.read_text())
     file.chmod(0o644)
 
-    command = cluster.run("node", "--join", str(file))
+    command = cluster.run("node", "join", str(file))
 
     assert command.returncode == 78
     assert "chmod 600" in command.stdout
 
 
 def test_a_name_that_is_in_use_is_refused(cluster: AgentCluster) -> None:
-    command = cluster.run("node", "--join", str(cluster.join), "--name", "n1")
+    command = cluster.run("node", "join", str(cluster.join), "--name", "n1")
 
     assert command.returncode == 78
     assert "choose another name" in command.stdout

@@ -12,7 +12,7 @@ import pytest
 
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.cluster.agents import AgentDirectory, AgentStatus, AssignedKind, Assignment, encode_assignment
+from omnibus.cluster.agents import AgentDirectory, AgentStatus, AssignedKind, NodeAssignment, encode_assignment
 from omnibus.cluster.presence import ID, DesiredExecutors, ExecutorKind
 from omnibus.errors import Conflict
 from omnibus.process.logs import Log
@@ -26,9 +26,9 @@ KIND = ExecutorKind("vl", "L", "0123456789abcdef")
 _PROGRAM = "import os, sys, time; print(os.environ.get('CUDA_VISIBLE_DEVICES')); time.sleep(600)"
 
 
-def make_list(*ids: str, epoch: int = 1, gpus: int = 0, mark: str = "m", keep: tuple[str, ...] = ()) -> Assignment:
+def make_list(*ids: str, epoch: int = 1, gpus: int = 0, mark: str = "m", keep: tuple[str, ...] = ()) -> NodeAssignment:
     executors = DesiredExecutors(KIND, 0, "llm", gpus, {}, ())
-    return Assignment(epoch, (AssignedKind(executors, mark, ids),) if ids else (), keep)
+    return NodeAssignment(epoch, (AssignedKind(executors, mark, ids),) if ids else (), keep)
 
 
 class RunningAgent:
@@ -37,7 +37,7 @@ class RunningAgent:
     def __init__(self, bus: NatsBus, supervisor: Supervisor, agent: NodeAgent, directory: AgentDirectory) -> None:
         self.bus, self.supervisor, self.agent, self._directory = bus, supervisor, agent, directory
 
-    def assign(self, assignment: Assignment) -> None:
+    def assign(self, assignment: NodeAssignment) -> None:
         self.bus.publish(subjects.assignment_subject("n1"), encode_assignment(assignment)[0])
 
     async def wait_for(self, condition: Callable[[AgentStatus], bool]) -> AgentStatus:

@@ -20,7 +20,7 @@ from omnibus.cluster.agents import (
     AgentDirectory,
     AgentStatus,
     AssignedKind,
-    Assignment,
+    NodeAssignment,
     encode_assignment,
 )
 from omnibus.cluster.presence import DesiredExecutors, ExecutorKind, ReadyExecutors
@@ -190,7 +190,7 @@ class AgentBackend:
             except BusUnavailable as error:  # the agent's next status sends it again
                 log.warning("the list of %s is not sent: %s", node, error)
 
-    def _list_executors(self, here: Iterable[PlacedExecutor]) -> Assignment:
+    def _list_executors(self, here: Iterable[PlacedExecutor]) -> NodeAssignment:
         ids: dict[tuple[ExecutorKind, str], list[str]] = {}
         keep = []
         for each in here:
@@ -204,7 +204,7 @@ class AgentBackend:
             for kind, mark in sorted(ids)
         ]
         epoch = max((each.epoch for each in self._desired.values()), default=0)
-        return Assignment(epoch, tuple(kinds), tuple(sorted(keep)))
+        return NodeAssignment(epoch, tuple(kinds), tuple(sorted(keep)))
 
     # Workloads
 
