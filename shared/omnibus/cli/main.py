@@ -76,7 +76,7 @@ _HANDLERS = {
 
 
 #: Commands that run the system, perhaps in the background.
-_RUNNING = ("node", "serve", "up")
+_RUNNING = ("node join", "serve", "up")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -94,7 +94,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run_command(argv: list[str]) -> int:
     options = _build_parser().parse_args(argv)
-    if options.command in _RUNNING:
+    is_running = _command_name(options) in _RUNNING
+    if is_running:
         options.arguments = argv
     runs.choose_run(options)
     try:
@@ -109,14 +110,19 @@ def _run_command(argv: list[str]) -> int:
         if problem is None:
             raise
         print_error(problem, getattr(options, "json", False))
-        return EXIT_MISCONFIGURED if options.command in _RUNNING and isinstance(problem, Rejected) else 1
+        return EXIT_MISCONFIGURED if is_running and isinstance(problem, Rejected) else 1
 
 
 def _dispatch_command(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     """Import the module of the requested command and return its coroutine."""
-    below = getattr(options, f"{options.command}_command", "")
-    module, _, function = (_HANDLERS.get(f"{options.command} {below}") or _HANDLERS[options.command]).partition(":")
+    module, _, function = (_HANDLERS.get(_command_name(options)) or _HANDLERS[options.command]).partition(":")
     return getattr(importlib.import_module(f"omnibus.cli.{module}"), function)(options)
+
+
+def _command_name(options: argparse.Namespace) -> str:
+    """Return the command with its subcommand, if any."""
+    below = getattr(options, f"{options.command}_command", "")
+    return f"{options.command} {below}" if below else str(options.command)
 
 
 def _build_parser() -> argparse.ArgumentParser:

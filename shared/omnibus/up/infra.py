@@ -192,7 +192,7 @@ def prepare_nats(
     listen: tuple[str, ...] = ("-a", access.host, "-p", str(port), "-m", str(monitor_port))
     if password and config is None:
         config = _write_private(store / "nats.conf", access.server_config(password, monitor_port))
-        listen = listen[:4]  # the option would open the monitoring to other machines
+        listen = listen[:4]  # without `-m`, which opens the monitoring on the address for clients
     files = ("-sd", str(store), "-l", str(store / "server.log"), *(("-c", str(config)) if config else ()))
     argv = (str(binary), "-js", *listen, *files)
     spec = ProcessSpec(
