@@ -33,6 +33,17 @@ def test_each_kind_is_asked_for_once_with_all_that_it_is_told():
     }  # fmt: skip
 
 
+def test_executors_have_the_nodes_of_their_plan():
+    plan = msgspec.structs.replace(
+        make_plan(m=make_model({"L": make_option(3), "S": make_option()})), placement={"m/L": {"n1": 1, "n2": 2}}
+    )
+
+    executors = desired_executors(decode_plan(encode_plan(plan)))
+
+    assert {kind.option: each.nodes for kind, each in executors.items()} == {"L": {"n1": 1, "n2": 2}, "S": {}}
+    assert b"placement" not in encode_plan(make_plan())
+
+
 def test_executors_of_another_batch_are_of_another_kind():
     plain, batched_model = make_model({"L": make_option()}), make_model({"L": make_option(batch=8)})
 

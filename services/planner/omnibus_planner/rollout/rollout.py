@@ -178,7 +178,7 @@ class PlanRollout:
     async def _advance_to_goal(self, stand: PlanState, models: Models, goal: PlanTarget) -> float:
         now = time.monotonic()
         self._open = models != goal.models
-        if not self._open and self.plan is not None and self.plan.prices != goal.prices:
+        if not self._open and self.plan is not None and not _is_equal_besides_models(self.plan, goal):
             await self._swap_plan(stand, goal, models, (), ())
             return 0.0
         aim = await self._path.next_step(models, goal, now)
@@ -340,6 +340,11 @@ class PlanRollout:
             problem = PlanProblem(time.time(), report[0], time.time() + again - time.monotonic() if again else 0.0)
         await self._store.put_problem(PROBLEM_SOURCE, problem)
         self._told = report
+
+
+def _is_equal_besides_models(plan: Plan, goal: PlanTarget) -> bool:
+    """Return whether ``plan`` has the prices and the placement of ``goal``."""
+    return (plan.prices, plan.placement or {}) == (goal.prices, goal.placement)
 
 
 def _build_plan(epoch: int, models: dict[str, ModelPlan], target: PlanTarget) -> Plan:

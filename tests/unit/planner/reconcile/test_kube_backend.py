@@ -164,6 +164,21 @@ async def test_pods_of_a_cell_have_its_label_and_prefer_one_machine(backend: Kub
         assert match_labels.keys() == {"omnibus/release", "omnibus/model", "omnibus/cell"}
 
 
+async def test_pods_prefer_the_nodes_of_the_plan(backend: KubernetesBackend, cluster: Api):
+    placed, anywhere = make_executors(2, model="a"), make_executors(model="b")
+
+    await backend.start(msgspec.structs.replace(placed, nodes={"n2": 1, "n1": 1}))
+    await backend.start(anywhere)
+
+    one, other = (manifest["spec"]["template"]["spec"] for manifest in cluster.objects.values())
+    (near,) = one["affinity"]["nodeAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+    assert near["preference"]["matchExpressions"] == [
+        {"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1", "n2"]}
+    ]
+    assert "affinity" not in other
+    assert backend.workload_hash(placed) == backend.workload_hash(msgspec.structs.replace(placed, nodes={"n1": 2}))
+
+
 def test_without_such_a_selector_the_type_of_the_gpus_replaces_nobody(backend: KubernetesBackend):
     plain_executors, cpu_executors = make_executors(), make_executors(gpu="cpu")
 
