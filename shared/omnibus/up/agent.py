@@ -39,6 +39,8 @@ RECHECK_SECONDS = 30.0
 STALE_SECONDS = 15.0
 #: Seconds for another agent of this name to answer, and for an executor to answer a probe.
 _CONFLICT_SECONDS, _PROBE_SECONDS = 1.0, 0.5
+#: Characters of a cause: all of them are in each heartbeat.
+_MAX_CAUSE_CHARS = 160
 DRAIN, PING = b"drain", b"ping"
 #: Variables of an executor with GPUs.
 _DEVICE, _VISIBLE = "OMNIBUS_EXECUTOR_DEVICE", "CUDA_VISIBLE_DEVICES"
@@ -111,16 +113,16 @@ class NodeAgent:
         if spec is None or ID not in spec.env:
             return
         if not exit.wanted:
-            count, cause = self._ends.get(exit.name, (0, ""))[0] + 1, self._log.last_message(exit.name)
-            self._ends[exit.name] = (
-                count,
-                f"{describe_exit(exit.code)}: {cause}" if cause else describe_exit(exit.code),
-            )
+            line = self._log.last_message(exit.name)
+            self._note_end(exit.name, f"{describe_exit(exit.code)}: {line}" if line else describe_exit(exit.code))
         self._ready.pop(exit.name, None)
         if self._bus is not None:
             with suppress(OmnibusError):  # gateways find out by its silence
                 self._bus.publish(subjects.event_subject(subjects.GONE), spec.env[ID].encode())
         self._news.set()
+
+    def _note_end(self, id: str, cause: str) -> None:
+        self._ends[id] = (self._ends.get(id, (0, ""))[0] + 1, cause[:_MAX_CAUSE_CHARS])
 
     def status(self, state: str = "") -> AgentStatus:
         """Return the current status."""
@@ -172,15 +174,15 @@ class NodeAgent:
 
     async def _probe_executors(self) -> None:
         """Confirm executors that have begun to answer. The supervisor then restarts them forever."""
-        pids = self._supervisor.pids
-        for name in self._running():
-            if (pid := pids.get(name)) is None or self._ready.get(name) == pid:
-                continue
-            with suppress(TimeoutError, OSError):
-                async with asyncio.timeout(_PROBE_SECONDS):
-                    if await self._answers(pid):
-                        self._ready[name] = pid
-                        self._supervisor.confirm(name)
+        pids = {name: pid for name, pid in self._supervisor.pids.items() if name in self._running()}
+        await asyncio.gather(*(self._probe(name, pid) for name, pid in pids.items() if self._ready.get(name) != pid))
+
+    async def _probe(self, name: str, pid: int) -> None:
+        with suppress(TimeoutError, OSError):
+            async with asyncio.timeout(_PROBE_SECONDS):
+                if await self._answers(pid):
+                    self._ready[name] = pid
+                    self._supervisor.confirm(name)
 
     # Executors
 
@@ -229,7 +231,7 @@ class NodeAgent:
             self._kinds[id] = each
             await self._supervisor.add(replace(spec, name=id, vital=False))
         except OmnibusError as error:
-            self._ends[id] = (self._ends.get(id, (0, ""))[0] + 1, str(error).splitlines()[0])
+            self._note_end(id, str(error).splitlines()[0])
             self._log.write_line(id, str(error))
 
     async def _stop_executor(self, id: str) -> None:

@@ -35,8 +35,9 @@ from omnibus.up.runs import registry_path, take_lock
 from omnibus.up.supervisor import Supervisor
 from omnibus.up.watchdog import Watchdog
 
-#: Executors without a GPU for each processor: most of them wait most of the time.
-SLOTS_PER_PROCESSOR = 4
+#: Executors without a GPU for each processor: most of them wait most of the time. A heartbeat lists all of them, so
+#: that their number is limited.
+SLOTS_PER_PROCESSOR, MAX_SLOTS = 4, 256
 _BUS_RETRY_SECONDS = 2.0
 _CONNECT_SECONDS = 5.0
 METRICS_DIR = "OMNIBUS_SERVICE_METRICS_DIR"
@@ -63,7 +64,7 @@ def describe_machine(options: NodeOptions, address: str) -> tuple[AgentStatus, t
         gpu=(options.gpu or gpus.kind) if gpus.devices else "",
         gpus=len(gpus.devices),
         gpu_gb=gpus.memory_gb,
-        slots=options.slots if options.slots >= 0 else SLOTS_PER_PROCESSOR * count_processors(),
+        slots=min(MAX_SLOTS, options.slots if options.slots >= 0 else SLOTS_PER_PROCESSOR * count_processors()),
         memory_bytes=min(memory, memory_limit() or memory),
         address=address,
         labels=dict(options.labels),

@@ -24,7 +24,7 @@ from omnibus.cluster.agents import (
     encode_assignment,
 )
 from omnibus.cluster.presence import DesiredExecutors, ExecutorKind, ReadyExecutors
-from omnibus.errors import BusUnavailable, OmnibusError
+from omnibus.errors import OmnibusError
 from omnibus.store import Store
 from omnibus_planner.reconcile.backend import RunningWorkload
 from omnibus_planner.reconcile.placement import NoRoom, PlacedExecutor, Room, count_by_node, surplus_nodes
@@ -187,7 +187,7 @@ class AgentBackend:
             try:
                 self._bus.publish(subjects.assignment_subject(node), body)
                 self._sent[node] = (digest, now)
-            except BusUnavailable as error:  # the agent's next status sends it again
+            except OmnibusError as error:  # the agent's next status sends it again
                 log.warning("the list of %s is not sent: %s", node, error)
 
     def _list_executors(self, here: Iterable[PlacedExecutor]) -> NodeAssignment:
