@@ -180,7 +180,7 @@ def _list_lines(nodes: list[AgentStatus], links: list[NodeLink]) -> Iterator[str
 
 def _node_row(node: AgentStatus) -> list[str]:
     labels = ",".join(f"{name}={value}" for name, value in sorted(node.labels.items()))
-    gpus = f"{node.gpus} {node.gpu}" if node.gpus else "-"
+    gpus = f"{node.gpus} {node.gpu} ({node.gpu_gb:.0f} GB)" if node.gpus else "-"
     memory, ready = size_text(node.memory_bytes), sum(each.state == "ready" for each in node.executors)
     executors = f"{ready}/{len(node.executors)}"
     return [node.node, node.state, gpus, str(node.slots), memory, executors, node.address, node.version, labels]

@@ -102,11 +102,6 @@ class NodeAgent:
     def node(self) -> str:
         return self._facts.node
 
-    @property
-    def is_drained(self) -> bool:
-        """Return whether the machine drains and has no executors left."""
-        return self._draining and not self._running()
-
     def note_exit(self, exit: Exit) -> None:
         """Record the end of a process, and announce that of an executor."""
         spec = self._supervisor.specs.get(exit.name)
