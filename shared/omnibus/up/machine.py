@@ -34,6 +34,7 @@ from omnibus.up.join import JoinFile, write_private
 from omnibus.up.runs import registry_path, take_lock
 from omnibus.up.supervisor import Supervisor
 from omnibus.up.watchdog import Watchdog
+from omnibus.urls import redact_url
 
 #: Executors without a GPU for each processor: most of them wait most of the time. A heartbeat lists all of them, so
 #: that their number is limited.
@@ -153,7 +154,10 @@ class JoinedMachine:
             try:
                 return await NatsBus.connect(settings, f"agent-{self._options.name}")
             except BusRefused as error:
-                raise Unauthorized(f"{error.message}: write a new join file with `omnibus node token`") from error
+                bus = redact_url(self._join.bus)
+                raise Unauthorized(
+                    f"the bus at {bus} refuses the join file: write a new one there with `omnibus node token`"
+                ) from error
             except BusUnavailable as error:
                 self._log.write_line("agent", f"{error.message}; trying again")
                 await asyncio.sleep(_BUS_RETRY_SECONDS)
