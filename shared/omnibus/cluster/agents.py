@@ -4,6 +4,7 @@ A planner sends each agent the complete list of its executors. Lists may repeat 
 last one, and reports its digest, so that the planner sees what it has applied.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from hashlib import blake2b
@@ -119,6 +120,7 @@ class AgentDirectory:
         self._clock = clock
         self._known = PresenceTracker[AgentStatus](NODE_FORGOTTEN_SECONDS, clock)
         self._tell: Callable[[AgentStatus], None] = lambda status: None
+        self._excused = -math.inf
 
     async def listen(self, bus: Bus, tell: Callable[[AgentStatus], None] | None = None) -> None:
         """Follow agents, starting with all of them. ``tell`` is called with each status."""
@@ -141,10 +143,14 @@ class AgentDirectory:
             self._known.record(status.node, status)
             self._tell(status)
 
+    def excuse_silence(self) -> None:
+        """Lose no agent for ``AGENT_LOST_SECONDS``, because this process did not read their reports."""
+        self._excused = self._clock()
+
     def _states(self) -> Iterator[tuple[str, AgentStatus, str]]:
         late = self._clock() - AGENT_LOST_SECONDS
         for node, status in sorted(self._known.entries().items()):
-            is_lost = status.state != GONE and self._known.last_seen(node) < late
+            is_lost = status.state != GONE and max(self._known.last_seen(node), self._excused) < late
             yield node, status, LOST if is_lost else status.state
 
     def _on_delivery(self, delivery: Delivery) -> None:

@@ -7,9 +7,11 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from hashlib import blake2b
+from itertools import islice
 
 import msgspec
 
@@ -27,7 +29,7 @@ from omnibus.cluster.presence import DesiredExecutors, ExecutorKind, ReadyExecut
 from omnibus.errors import OmnibusError
 from omnibus.store import Store
 from omnibus_planner.reconcile.backend import RunningWorkload
-from omnibus_planner.reconcile.placement import NoRoom, PlacedExecutor, Room, count_by_node, surplus_nodes
+from omnibus_planner.reconcile.placement import NoRoom, PlacedExecutor, Room, count_by_node, surplus_executors
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +91,10 @@ class AgentBackend:
                 self._update()
                 if before != (self.is_leader, self.leadership_error is None):
                     tell()
+                asleep = time.monotonic()
                 await asyncio.sleep(RENEW_SECONDS)
+                if time.monotonic() > asleep + 2 * RENEW_SECONDS:  # this process was busy, and read no reports
+                    self.agents.excuse_silence()
         finally:
             with suppress(OmnibusError):
                 if self.is_leader:
@@ -142,13 +147,14 @@ class AgentBackend:
         self._adopted = {node: boot for node, boot in self._adopted.items() if node in live}
         for id, each in before.items():
             if each.node not in live:
-                log.warning("%s is lost with %s", id, each.node)
                 del self._placed[id]
             elif live[each.node].state == DRAINING and not each.leaving:
                 self._placed[id] = each._replace(leaving=True)
         self._end_replaced()
         self._send_lists()
         machines, self._machines = self._machines, {node: agent.state for node, agent in live.items()}
+        for node in machines.keys() - live.keys():
+            log.warning("%s is no longer up: its executors move to other machines", node)
         return before != self._placed or machines != self._machines
 
     def _adopt_executors(self, agent: AgentStatus) -> None:
@@ -259,34 +265,34 @@ class AgentBackend:
         own = self._own(executors.kind)
         if len(own) > executors.replicas:
             self._remove(self._worst_first(executors, own)[: len(own) - executors.replicas])
-        lacks, room = executors.replicas - len(own), Room(self.agents.live(), self._placed.values())
-        while lacks > 0 and (node := room.choose_node(executors, self._own(executors.kind))) is not None:
+        lacks, room = max(0, executors.replicas - len(own)), Room(self.agents.live(), self._placed.values())
+        for node in islice(room.choose_nodes(executors, own), lacks):
             self._add(executors, node)
-            room.take(executors, node)
             lacks -= 1
-        self._move_to_plan(executors, room)
+        self._move_to_plan(executors)
         self._update_soon()
         if lacks > 0:
             self.missing[executors.kind] = lacks
             raise NoRoom(executors, lacks, self.agents.live())
 
-    def _move_to_plan(self, executors: DesiredExecutors, room: Room) -> None:
+    def _move_to_plan(self, executors: DesiredExecutors) -> None:
         """Start executors on the nodes of the plan that have room; those elsewhere end when these are ready."""
         own = self._own(executors.kind)
-        while surplus := surplus_nodes(executors, own):
-            node = room.choose_node(executors, own)
-            if node is None or count_by_node(own)[node] >= executors.nodes.get(node, 0):
+        leavers = surplus_executors(executors, own)
+        room = Room(self.agents.live(), self._placed.values()) if leavers else None
+        nodes = room.choose_nodes(executors, own) if room is not None else iter(())
+        counts = Counter(count_by_node(own))
+        for leaver, node in zip(leavers, nodes, strict=False):
+            if counts[node] >= executors.nodes.get(node, 0):
                 return
-            leaver = next(each for each in own if each.node == surplus[0])
+            counts[node] += 1
             self._placed[leaver.id] = leaver._replace(leaving=True)
             self._add(executors, node)
-            room.take(executors, node)
-            own = self._own(executors.kind)
 
     def _worst_first(self, executors: DesiredExecutors, own: list[PlacedExecutor]) -> list[PlacedExecutor]:
         """Sort executors to end: those that do not serve yet, then those on nodes that are not in the plan."""
-        ready, surplus = self._ready.ready_ids(), surplus_nodes(executors, own)
-        return sorted(own, key=lambda each: (each.id in ready, each.node not in surplus, each.id))
+        ready, surplus = self._ready.ready_ids(), set(surplus_executors(executors, own))
+        return sorted(own, key=lambda each: (each.id in ready, each not in surplus, each.id))
 
     def _add(self, executors: DesiredExecutors, node: str) -> None:
         kind, mark = executors.kind, self.workload_hash(executors)

@@ -1,7 +1,8 @@
 """Placement of executors on the machines of agents. Pure, no I/O."""
 
+import heapq
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from omnibus.cluster.agents import READY, AgentStatus
@@ -46,24 +47,29 @@ class Room:
         for each in executors:
             self._take(each.gpus, each.node)
 
-    def choose_node(self, executors: DesiredExecutors, own: Iterable[PlacedExecutor]) -> str | None:
-        """Return the node for one more of ``executors``; None without room.
+    def choose_nodes(self, executors: DesiredExecutors, own: Iterable[PlacedExecutor]) -> Iterator[str]:
+        """Yield the node for each further one of ``executors`` until no room is left. Each one takes its place.
 
         ``own`` are those that exist. Nodes of the plan come first, then those with others of its cell, then the one
         with the most room.
         """
-        counts, model = count_by_node(own), executors.kind.model
-        cell = {each.node for each in self._executors if executors.env.get(CELL) and each.kind.model == model}
+        counts, model = Counter(count_by_node(own)), executors.kind.model
+        with_cell = executors.env.get(CELL)
+        cell = {each.node for each in self._executors if each.kind.model == model} if with_cell else set()
 
         def rank(node: str) -> tuple[bool, bool, float, str]:
-            lacks = counts.get(node, 0) < executors.nodes.get(node, 0)
+            lacks = counts[node] < executors.nodes.get(node, 0)
             return not lacks, node not in cell, -self._free_share(executors, node), node
 
-        return min((node for node in self._agents if self._fits(executors, node)), key=rank, default=None)
-
-    def take(self, executors: DesiredExecutors, node: str) -> None:
-        """Count one more of ``executors`` on ``node``."""
-        self._take(executors.gpus, node)
+        heap = [rank(node) for node in self._agents if self._fits(executors, node)]
+        heapq.heapify(heap)
+        while heap:
+            node = heapq.heappop(heap)[-1]
+            counts[node] += 1
+            self._take(executors.gpus, node)
+            if self._fits(executors, node):
+                heapq.heappush(heap, rank(node))
+            yield node
 
     def _take(self, gpus: int, node: str) -> None:
         if node in self._agents:
@@ -80,10 +86,14 @@ class Room:
         return self._gpus[node] / agent.gpus if executors.gpus else self._slots[node] / agent.slots
 
 
-def surplus_nodes(executors: DesiredExecutors, own: Iterable[PlacedExecutor]) -> list[str]:
-    """Return the nodes with more of ``executors`` than the plan has there; none if it names no nodes."""
-    counts = count_by_node(own)
-    return [node for node, count in counts.items() if executors.nodes and count > executors.nodes.get(node, 0)]
+def surplus_executors(executors: DesiredExecutors, own: Iterable[PlacedExecutor]) -> list[PlacedExecutor]:
+    """Return those of ``own`` beyond the plan's number for their nodes; none if the plan names no nodes."""
+    counts, surplus = Counter[str](), []
+    for each in own if executors.nodes else ():
+        counts[each.node] += 1
+        if counts[each.node] > executors.nodes.get(each.node, 0):
+            surplus.append(each)
+    return surplus
 
 
 def count_by_node(executors: Iterable[PlacedExecutor]) -> dict[str, int]:

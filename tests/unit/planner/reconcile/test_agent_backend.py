@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -11,12 +12,19 @@ import pytest
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.nats import NatsBus
-from omnibus.cluster.agents import AgentExecutor, AgentStatus, AssignedKind, decode_assignment, digest_message
+from omnibus.cluster.agents import (
+    AgentDirectory,
+    AgentExecutor,
+    AgentStatus,
+    AssignedKind,
+    decode_assignment,
+    digest_message,
+)
 from omnibus.cluster.presence import DesiredExecutors, ExecutorKind, ReadyExecutors
 from omnibus.settings import BusSettings, StoreSettings
 from omnibus.store import Store
 from omnibus_planner.reconcile import AgentBackend, agent_backend, diff_workloads
-from omnibus_planner.reconcile.placement import NoRoom
+from omnibus_planner.reconcile.placement import NoRoom, Room
 
 KIND = ExecutorKind("vl", "L", "0123456789abcdef")
 
@@ -223,3 +231,28 @@ async def test_a_lost_list_is_sent_again(cluster: ScriptedCluster) -> None:
     machine.report(digest="", executors=())
 
     await wait_until(lambda: machine.lists > lists and len(machine.ids) == 1)
+
+
+def test_silence_that_this_process_caused_loses_no_machine() -> None:
+    now = 0.0
+    directory = AgentDirectory(lambda: now)
+    directory.handle_status(AgentStatus("n1", 1))
+
+    now = 20.0
+    directory.excuse_silence()
+    assert set(directory.live()) == {"n1"}
+
+    now = 26.0
+    assert directory.live() == {}
+    assert directory.known()["n1"].state == "lost"
+
+
+def test_many_executors_are_placed_at_once() -> None:
+    """Each of 8,000 executors has its GPU, after as many steps as there are nodes and executors."""
+    agents = {f"n{number}": AgentStatus(f"n{number}", 1, gpus=8, gpu="H100") for number in range(1000)}
+    executors = make_executors(8000, gpus=1)
+
+    nodes = Counter(Room(agents, []).choose_nodes(executors, []))
+
+    assert set(nodes.values()) == {8}
+    assert len(nodes) == 1000
