@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import httpx
@@ -27,14 +28,27 @@ _STOP_SECONDS = 40.0
 
 
 class AgentCluster:
-    """The main machine ``system``, and agents by name that joined it with ``join``."""
+    """The main machine ``system``, and agents by name that joined it with ``join``.
 
-    def __init__(self, system: System, directory: Path) -> None:
+    Names of nodes are those of arenas, which other clusters of this machine must not have: ``tag`` is in each.
+    """
+
+    def __init__(self, system: System, directory: Path, tag: str) -> None:
         self.system = system
+        self._tag = tag
         self.join = directory / "join.json"
         self._agents: dict[str, subprocess.Popen[str]] = {}
         self._logs: dict[str, Path] = {}
         self._directory = directory
+
+    def name(self, number: int) -> str:
+        """Name of a machine: the main one is 1."""
+        return f"n{number}-{self._tag}"
+
+    @property
+    def names(self) -> set[str]:
+        """Names of three machines beside the main one."""
+        return {self.name(number) for number in (2, 3, 4)}
 
     def write_join_file(self) -> None:
         command = self.run("node", "token", str(self.join))
@@ -153,10 +167,11 @@ class AgentCluster:
 @contextmanager
 def start_cluster(directory: Path, models: Mapping[str, Any], settings: Mapping[str, str]) -> Iterator[AgentCluster]:
     """Run a main machine without executors until the block ends. Fails if anything is left afterwards."""
-    flags = ("--listen", "127.0.0.1:0", "--slots", "0", "--machine", "n1")
+    tag = token_hex(3)
+    flags = ("--listen", "127.0.0.1:0", "--slots", "0", "--machine", f"n1-{tag}")
     system = System(directory, models, settings, flags, is_warm=warm.may_start_warm(settings))
     system.executors = set()  # none until agents join
-    cluster = AgentCluster(system, directory)
+    cluster = AgentCluster(system, directory, tag)
     try:
         system.start()
         cluster.write_join_file()

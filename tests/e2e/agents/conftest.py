@@ -9,7 +9,6 @@ from tests import models_oracle as oracle
 from tests.e2e.agents.cluster import QUESTION, TOKENS, AgentCluster, start_cluster
 from tests.e2e.system import VL, declare_model
 
-NAMES = {"n2", "n3", "n4"}
 #: Executors of the model: two of each option.
 EXECUTORS = 4
 _OPTIONS = {
@@ -34,7 +33,7 @@ def started(tmp_path_factory: pytest.TempPathFactory, vl_checkpoint: Path) -> It
 @pytest.fixture
 async def cluster(started: AgentCluster) -> AgentCluster:
     """The cluster with all of its machines and executors."""
-    await started.settle(NAMES, EXECUTORS)
+    await started.settle(started.names, EXECUTORS)
     return started
 
 

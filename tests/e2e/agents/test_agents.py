@@ -9,7 +9,7 @@ import pytest
 
 from omnibus.cluster.agents import AgentExecutor, AgentStatus
 from tests.e2e.agents.cluster import BACK_SECONDS, AgentCluster, count_states, error_of, text_of
-from tests.e2e.agents.conftest import EXECUTORS, NAMES
+from tests.e2e.agents.conftest import EXECUTORS
 from tests.e2e.system import VL
 
 pytestmark = pytest.mark.e2e
@@ -36,10 +36,10 @@ async def test_executors_on_agents_give_the_answer_of_the_whole_model(
         answer = await cluster.ask(http)
 
     assert text_of(answer) == reference_text
-    assert set(running(live).values()) <= NAMES
+    assert set(running(live).values()) <= cluster.names
     assert len(running(live)) == EXECUTORS
-    assert not live["n1"].executors
-    assert live["n1"].slots == 0
+    assert not live[cluster.name(1)].executors
+    assert live[cluster.name(1)].slots == 0
 
 
 async def test_a_killed_executor_is_restarted_by_its_agent_which_reports_the_cause(
@@ -92,7 +92,7 @@ async def test_a_machine_that_was_only_silent_gives_up_what_moved(cluster: Agent
     finally:
         agent.resume()
 
-    await cluster.settle(NAMES, EXECUTORS)
+    await cluster.settle(cluster.names, EXECUTORS)
 
 
 async def test_executors_go_on_without_planner_and_bus(cluster: AgentCluster, reference_text: str) -> None:
@@ -129,7 +129,7 @@ async def test_a_drain_moves_executors_and_fails_no_request(cluster: AgentCluste
     live = await cluster.whole(EXECUTORS)
     assert (live[drained].state, live[drained].executors) == ("draining", ())
     cluster.stop_agent(drained)  # restarted, it serves again
-    await cluster.settle(NAMES, EXECUTORS)
+    await cluster.settle(cluster.names, EXECUTORS)
 
 
 async def test_machines_are_listed_with_their_executors(cluster: AgentCluster) -> None:
@@ -137,14 +137,14 @@ async def test_machines_are_listed_with_their_executors(cluster: AgentCluster) -
     names = cluster.run("nodes", "--quiet").stdout.split()
     table = cluster.run("nodes").stdout
 
-    assert {node["node"] for node in listed["nodes"]} >= {"n1", *NAMES}
-    assert set(names) >= {"n1", *NAMES}
+    assert {node["node"] for node in listed["nodes"]} >= {cluster.name(1), *cluster.names}
+    assert set(names) >= {cluster.name(1), *cluster.names}
     assert VL in table
     assert "127.0.0.1" in table
 
 
 async def test_without_room_the_plan_says_so_until_a_machine_joins(cluster: AgentCluster) -> None:
-    two = sorted(NAMES)[:2]
+    two = sorted(cluster.names)[:2]
     for name in two:
         cluster.stop_agent(name)  # three slots are left for four executors
     await cluster.wait_for_agents(lambda live: not live.keys() & set(two) and count_states(live) == {"ready": 3})
@@ -154,7 +154,7 @@ async def test_without_room_the_plan_says_so_until_a_machine_joins(cluster: Agen
             await asyncio.sleep(0.2)
     assert "omnibus node" in text
 
-    await cluster.settle(NAMES, EXECUTORS)
+    await cluster.settle(cluster.names, EXECUTORS)
     async with asyncio.timeout(BACK_SECONDS):
         while "no room" in (await asyncio.to_thread(cluster.run, "plan", "show")).stdout:
             await asyncio.sleep(0.2)

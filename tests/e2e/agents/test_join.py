@@ -39,7 +39,7 @@ def test_a_file_that_others_can_read_is_refused(cluster: AgentCluster, tmp_path:
 
 
 def test_a_name_that_is_in_use_is_refused(cluster: AgentCluster) -> None:
-    command = cluster.run("node", "join", str(cluster.join), "--name", "n1")
+    command = cluster.run("node", "join", str(cluster.join), "--name", cluster.name(1))
 
     assert command.returncode == 78
     assert "choose another name" in command.stdout

@@ -36,19 +36,21 @@ async def current_plan(cluster: AgentCluster) -> Plan:
 
 
 async def test_a_plan_uses_the_machines_that_are_up(cluster: AgentCluster) -> None:
-    cluster.start_agent("n2")
-    cluster.start_agent("n3")
+    two = {cluster.name(2), cluster.name(3)}
+    for name in two:
+        cluster.start_agent(name)
     live = await cluster.wait_for_agents(lambda live: count_states(live) == {"ready": 2 * SLOTS})
     plan = await current_plan(cluster)
     planned = {node for places in (plan.placement or {}).values() for node in places}
-    assert planned == {"n2", "n3"}
+    assert planned == two
     for option, places in (plan.placement or {}).items():
         for node, count in places.items():
             assert sum("/".join(each.kind[:2]) == option for each in live[node].executors) == count
 
-    cluster.kill_agent("n3")
+    lost = two.pop()
+    cluster.kill_agent(lost)
 
-    await cluster.wait_for_agents(lambda live: "n3" not in live and count_states(live) == {"ready": SLOTS})
+    await cluster.wait_for_agents(lambda live: lost not in live and count_states(live) == {"ready": SLOTS})
     await cluster.system.becomes_ready()
     async with cluster.system.http() as http:
         answer = await http.post(

@@ -33,11 +33,12 @@ def cluster(tmp_path: Path, declarations: dict[str, object]) -> Iterator[AgentCl
 async def test_the_request_of_the_readme_is_answered_by_executors_on_two_machines(
     cluster: AgentCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("n2", "n3"):
+    two = (cluster.name(2), cluster.name(3))
+    for name in two:
         cluster.start_agent(name, "--slots", SLOTS)
     live = await cluster.wait_for_agents(lambda live: count_states(live) == {"ready": 6})
     await cluster.system.becomes_ready()
-    assert all(live[name].executors for name in ("n2", "n3"))
+    assert all(live[name].executors for name in two)
     program = next(block for block in code_blocks("python") if MODEL in block)
     program = program.replace("http://127.0.0.1:8000", cluster.system.url).replace("docs/assets", f"{ROOT}/docs/assets")
     caption = re.search(r"!\[([^]]*)\]\(docs/assets/demo-input.png\)", (ROOT / "README.md").read_text())
