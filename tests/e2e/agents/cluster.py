@@ -14,6 +14,7 @@ import httpx
 import psutil
 
 from omnibus.cluster.agents import AgentDirectory, AgentStatus
+from omnibus.up.shm import remove_shared_memory
 from tests.e2e import warm
 from tests.e2e.questions import make_image, make_question
 from tests.e2e.system import VL, System
@@ -99,6 +100,8 @@ class AgentCluster:
             if self._agents[name].poll() is None:
                 os.kill(self.agent(name).pid, signal.SIGCONT)
                 self.stop_agent(name)
+        for name in self._logs:  # a killed agent leaves its arena to the next one of its name
+            remove_shared_memory(f"omnibus-{name}")
 
     # What the agents report
 
