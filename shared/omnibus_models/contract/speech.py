@@ -16,6 +16,7 @@ class CodePredictor(Protocol):
     """Completes frames of codes from the first code of each."""
 
     vocabulary: int
+    rest: int  # codes of a frame after the first one
     sampling: "TokenSamplingParams"  # sampling of codes, unless a frame's first one is chosen greedily
 
     def predict_remaining(self, hidden: Tensor, codes: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:

@@ -24,6 +24,7 @@ class Qwen3CodePredictor:
         self._module = module
         self._first = first  # embeds codes of the first group
         self.vocabulary: int = module.config.vocab_size
+        self.rest = len(module.lm_head)
 
     @property
     def embedding_tables(self) -> Sequence[Callable[[Tensor], Tensor]]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from omnibus_llm.engine.slot_cache import SlotCache
 from omnibus_models.contract import Decoder
+from omnibus_models.recorded_calls import CallShape, RecordedCalls
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +46,32 @@ class DecodePass:
         """
         self._cache.begin_pass(slots)
         return _forward(self._decoder, self._cache, inputs, torch.tensor(positions, device=self._decoder.device))
+
+
+class RecordedPass(DecodePass):
+    """A ``DecodePass`` on a CPU that runs without Python, see ``RecordedCalls``. Bits are those of ``DecodePass``.
+
+    One recording serves all numbers of slots and positions.
+    """
+
+    def __init__(self, decoder: Decoder, cache: SlotCache) -> None:
+        super().__init__(decoder, cache)
+        self._calls = RecordedCalls(decoder.module, self._compute, _find_shape)
+
+    def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
+        self._cache.begin_pass(slots)
+        is_whole = len(slots) == slots[-1] + 1
+        return self._calls(is_whole, inputs, torch.tensor(positions), *self._cache.pass_tensors())
+
+    def _compute(self, is_whole: bool, inputs: Tensor, positions: Tensor, *tensors: Tensor) -> Tensor:
+        with self._cache.use_tensors(is_whole, inputs.shape[0], tensors):
+            return _forward(self._decoder, self._cache, inputs, positions)
+
+
+def _find_shape(is_whole: bool, inputs: Tensor, positions: Tensor, *tensors: Tensor) -> CallShape:
+    rows, width = inputs.shape
+    # The tracer leaves out axes of length one where rows are written.
+    return CallShape((is_whole, rows == 1, width), (rows, len(tensors[2]).bit_length()))
 
 
 class FixedPass(DecodePass):

@@ -378,29 +378,40 @@ def _rows_by_limits(pickers: Sequence[Picker]) -> dict[tuple[int, bool], list[in
 
 
 def _sample_rows(logits: Tensor, top_k: int, has_nucleus: bool, pickers: Sequence[Picker]) -> list[int]:
-    """Draw one token for each row of ``logits``.
+    """Draw one token for each row of ``logits``, with the settings of its picker and ``top_k``."""
+    temperatures = _as_column([picker.settings.temperature for picker in pickers], logits)
+    top_p = _as_column([picker.settings.top_p for picker in pickers], logits) if has_nucleus else None
+    min_p = None
+    if any(picker.settings.min_p for picker in pickers):
+        min_p = _as_column([picker.settings.min_p for picker in pickers], logits)
+    keys = torch.tensor([picker.draw_key() for picker in pickers], device=logits.device)
+    tokens: list[int] = draw_tokens(logits, keys, temperatures, top_k, top_p, min_p).tolist()
+    return tokens
 
-    Applies temperature, top-k, then nucleus (Holtzman et al. 2020), then takes the largest sum of logit and noise
-    (Gumbel 1954; Maddison et al. 2014, A* sampling, section 2).
+
+def draw_tokens(
+    logits: Tensor, keys: Tensor, temperatures: Tensor, top_k: int, top_p: Tensor | None, min_p: Tensor | None = None
+) -> Tensor:
+    """Draw one token for each row of ``logits`` [B, V] with the random numbers ``keys`` [B].
+
+    Applies ``temperatures``, top-k, ``min_p``, then nucleus with ``top_p`` (Holtzman et al. 2020); they are [B, 1]. Then
+    takes the largest sum of logit and noise (Gumbel 1954; Maddison et al. 2014, A* sampling, section 2).
 
     The noise of a token depends on its id and not on its rank. Logits may be rounded differently in another batch, in a
     prefill instead of steps, or on another device. They still nearly always give the same token. Places in a cumulative
     distribution would instead move with the rounding of all tokens before.
     """
-    logits = logits / _as_column([picker.settings.temperature for picker in pickers], logits)
-    if top_k or has_nucleus:
+    logits = logits / temperatures
+    if top_k or top_p is not None:
         logits, ids = torch.topk(logits, min(top_k or logits.shape[-1], logits.shape[-1]), dim=-1)
     else:
         ids = torch.arange(logits.shape[-1], device=logits.device).expand(logits.shape)
-    if any(picker.settings.min_p for picker in pickers):
-        least = _as_column([picker.settings.min_p for picker in pickers], logits).log()
-        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + least, -math.inf)
-    if has_nucleus:
-        logits = _keep_nucleus(logits, _as_column([picker.settings.top_p for picker in pickers], logits))
-    keys = torch.tensor([picker.draw_key() for picker in pickers], device=logits.device)
+    if min_p is not None:
+        logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + min_p.log(), -math.inf)
+    if top_p is not None:
+        logits = _keep_nucleus(logits, top_p)
     places = (logits + gumbel_noise(keys, ids)).argmax(-1, keepdim=True)
-    tokens: list[int] = ids.gather(-1, places)[:, 0].tolist()
-    return tokens
+    return ids.gather(-1, places)[:, 0]
 
 
 def _keep_nucleus(logits: Tensor, top_p: Tensor) -> Tensor:

@@ -4,7 +4,8 @@ Keys and values of one sequence as one array, for another executor. No pickle.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,7 +111,7 @@ class SlotCache(Cache):
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
         self._rows: slice | Tensor = slice(0, 0)
-        self._index = self._ends = torch.empty(0, dtype=torch.long)
+        self._index = self._ends = self._positions = torch.empty(0, dtype=torch.long)
         self._high = 0
 
     @property
@@ -191,6 +192,7 @@ class SlotCache(Cache):
         self._ends = torch.tensor([self.lengths[slot] for slot in slots], device=device)
         self._rows = slice(0, len(slots)) if whole else self._index
         self._high = max(self.lengths[slot] for slot in slots) + 1
+        self._positions = torch.arange(self._high, device=device)
 
     def begin_fixed_pass(self, index: Tensor, ends: Tensor, positions: int) -> None:
         """Choose slots for a pass that reads ``positions`` of each.
@@ -199,7 +201,28 @@ class SlotCache(Cache):
         depend on the lengths.
         """
         self._index, self._ends, self._high = index, ends, positions
+        self._positions = torch.arange(positions, device=ends.device)
         self._rows = slice(0, len(index))
+
+    def pass_tensors(self) -> tuple[Tensor, ...]:
+        """Return the tensors that the chosen pass depends on, and those that it changes."""
+        return (self._index, self._ends, self._positions, *self._keys, *self._values)
+
+    @contextmanager
+    def use_tensors(self, is_whole: bool, rows: int, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Use ``tensors``, as ``pass_tensors`` returned them, for a pass of ``rows`` until the block ends.
+
+        ``is_whole``: its slots are the first ones. A pass that is recorded gets other objects.
+        """
+        own = self._keys, self._values
+        self._index, self._ends, self._positions, *layers = tensors
+        self._keys, self._values = layers[: len(own[0])], layers[len(own[0]) :]
+        self._rows = slice(0, rows) if is_whole else self._index
+        self._high = self._positions.shape[0]
+        try:
+            yield
+        finally:
+            self._keys, self._values = own
 
     def advance_slots(self, slots: Sequence[int]) -> None:
         """Keep the positions that the last forward pass wrote. Without this call the pass can be repeated."""
@@ -208,8 +231,7 @@ class SlotCache(Cache):
 
     def attention_mask(self) -> Mask:
         """Return the attention mask of the next forward pass, bool [B, 1, 1, S]: True where a row may attend."""
-        positions = torch.arange(self._high, device=self._ends.device)
-        return (positions[None] <= self._ends[:, None])[:, None, None]
+        return (self._positions[None] <= self._ends[:, None])[:, None, None]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

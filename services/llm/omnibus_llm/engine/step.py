@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from omnibus.bus.messages import BatchCounts
 from omnibus.errors import Fatal
 from omnibus_llm.engine.cross_attention_cache import CrossCache, PairedCache, PairedPass
-from omnibus_llm.engine.decode_pass import DecodePass, FixedPass, record_cuda_graphs
+from omnibus_llm.engine.decode_pass import DecodePass, FixedPass, RecordedPass, record_cuda_graphs
 from omnibus_llm.engine.sampler import choose_tokens
 from omnibus_llm.engine.separate_caches import NativeSlots, SeparateCaches
 from omnibus_llm.engine.sequence import DecoderSequence, FilledPrompt, StepOutcome, TokenStep
@@ -57,14 +57,14 @@ class Feed(Protocol[S_in]):
 class Steps(Generic[S]):
     """Up to ``slots`` sequences of up to ``context`` positions on one decoder.
 
-    With ``graphs`` the layers of a decode step are launched as one CUDA graph, if the decoder is on a GPU.
+    With ``graphs`` the layers of a decode step are recorded: as CUDA graphs on a GPU, see ``RecordedPass`` on a CPU.
     """
 
     def __init__(self, decoder: Decoder, feed: Feed[S], slots: int, context: int, *, graphs: bool = True) -> None:
         self._decoder = decoder
         self._feed = feed
         self._adapters: Adapters | None = getattr(decoder, "adapters", None)
-        self._cache, self._pass = _choose_cache(decoder, slots, context, graphs and decoder.device.type == "cuda")
+        self._cache, self._pass = _choose_cache(decoder, slots, context, graphs)
         self._adapted_pass = self._pass if isinstance(self._cache, SeparateCaches) else DecodePass(decoder, self._cache)
         #: Whether a prompt can be computed in several passes.
         self.splits_prompts = bool(getattr(decoder, "splits_prompts", True))
@@ -277,7 +277,7 @@ class Steps(Generic[S]):
 def _choose_cache(
     decoder: Decoder, slots: int, context: int, records: bool
 ) -> tuple[SlotCache | SeparateCaches, DecodePass | SeparateCaches]:
-    """Return the cache of sequences in slots, and the pass of decode steps. ``records``: as CUDA graphs."""
+    """Return the cache of sequences in slots, and the pass of decode steps. ``records``: recorded if possible."""
     if isinstance(decoder, LlamaCppThinker):
         native_slots = NativeSlots(decoder, slots, context)
         return native_slots, native_slots
@@ -295,7 +295,11 @@ def _choose_cache(
         state_cache = StateCache(slots, context)
         return state_cache, DecodePass(decoder, state_cache)
     cache = SlotCache(slots, context)
-    return cache, FixedPass(decoder, cache, record_cuda_graphs()) if records else DecodePass(decoder, cache)
+    if not records:
+        return cache, DecodePass(decoder, cache)
+    if decoder.device.type == "cuda":
+        return cache, FixedPass(decoder, cache, record_cuda_graphs())
+    return cache, RecordedPass(decoder, cache)
 
 
 def _check_logits(logits: Tensor) -> None:

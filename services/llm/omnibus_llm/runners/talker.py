@@ -20,9 +20,10 @@ from omnibus.executor.runner import Item, Job
 from omnibus_engines.component import ComponentSource
 from omnibus_llm.engine.engine import EngineLimits, HostedDecoder
 from omnibus_llm.engine.params import CodecGenerationParams, build_sampling, read_params
-from omnibus_llm.engine.sampler import Picker, choose_tokens
+from omnibus_llm.engine.sampler import Picker, draw_tokens
 from omnibus_llm.engine.sequence import DecoderSequence, TokenStep, relay_errors
 from omnibus_models.contract import Code, PrefillInputs, Talker
+from omnibus_models.recorded_calls import RecordedCalls
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ class TalkFeed:
 
     def __init__(self, talker: Talker) -> None:
         self._talker = talker
+        self._calls = RecordedCalls(talker.module, self._predict)
+        self._rest = 0 if talker.predictor is None else talker.predictor.rest
 
     def is_ready(self, sequence: Talking) -> bool:
         return sequence.is_ready
@@ -157,20 +160,39 @@ class TalkFeed:
         self, batch: Rows[Talking], hidden: Tensor, tokens: list[int], sides: list[np.ndarray | None]
     ) -> list[np.ndarray | None]:
         """Return the codes that follow ``tokens`` in their frames, if any."""
-        predictor = self._talker.predictor
-        if predictor is None:
+        if self._talker.predictor is None:
             return sides
-        pickers = [sequence.inner for sequence in batch if sequence.inner is not None]
-        greedy = all(picker.is_greedy for picker in pickers)
-
-        def pick_codes(logits: Tensor) -> Tensor:
-            # Without a draw nothing waits for a device.
-            return logits.argmax(-1) if greedy else torch.tensor(choose_tokens(logits, pickers), device=logits.device)
-
-        rest = predictor.predict_remaining(hidden, torch.tensor(tokens, device=hidden.device), pick_codes).cpu().numpy()
-        for sequence, codes in zip(batch, rest, strict=True):
+        frames = self._predict_frames(batch, hidden, torch.tensor(tokens, device=hidden.device)).cpu().numpy()
+        for sequence, codes in zip(batch, frames, strict=True):
             sequence.rest = codes.tolist()
-        return list(rest)
+        return list(frames)
+
+    def _predict_frames(self, batch: Rows[Talking], hidden: Tensor, codes: Tensor) -> Tensor:
+        """Return the codes [B, groups - 1] that follow ``codes`` [B]."""
+        pickers = [sequence.inner for sequence in batch if sequence.inner is not None]
+        if all(picker.is_greedy for picker in pickers):
+            return self._calls(False, hidden, codes)
+        # All keys at once: between two codes of a frame nothing waits for Python.
+        keys = [[0 if each.is_greedy else each.draw_key() for _ in range(self._rest)] for each in pickers]
+        greedy = torch.tensor([each.is_greedy for each in pickers], device=hidden.device)
+        return self._calls(True, hidden, codes, torch.tensor(keys, device=hidden.device), greedy)
+
+    def _predict(self, draws: bool, hidden: Tensor, codes: Tensor, *chance: Tensor) -> Tensor:
+        """Predict the rest of frames: the likeliest codes, or those that ``chance``, keys and greedy rows, draws."""
+        predictor = self._talker.predictor
+        assert predictor is not None  # noqa: S101 - for the type checker
+        keys = iter(chance[0].unbind(1) if draws else ())
+        sampling = predictor.sampling
+
+        def choose(logits: Tensor) -> Tensor:
+            likeliest = logits.argmax(-1)
+            if not draws:
+                return likeliest
+            temperature = torch.full_like(logits[:, :1], sampling.temperature)
+            top_p = torch.full_like(temperature, sampling.top_p)
+            return torch.where(chance[1], likeliest, draw_tokens(logits, next(keys), temperature, sampling.top_k, top_p))
+
+        return predictor.predict_remaining(hidden, codes, choose)
 
 
 class TalkRunner(HostedDecoder[Talker, Talking]):

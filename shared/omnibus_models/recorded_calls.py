@@ -1,0 +1,176 @@
+"""Functions of models whose operations are recorded, and then run without Python. Only on a CPU.
+
+A pass of a small model is hundreds of operations of a few microseconds. Python and the libraries take two thirds of its
+time to start them, and hold the interpreter's lock meanwhile. A recording (TorchScript) runs the same operations with
+the same kernels, so its results are equal to the bit. It needs no compiler, and the lock is free while it runs.
+
+A function is recorded only if its operations depend on nothing but shapes: it must not read values of tensors. Each
+recording is compared with the function before it is used. If anything differs, or the function cannot be recorded, the
+log has the reason and the function always runs as it is.
+"""
+
+import logging
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_log = logging.getLogger(__name__)
+
+#: Longest call that is recorded: in longer ones, the operations themselves take the time.
+_MAX_CALL_SECONDS = 0.05
+#: Calls of one shape before it is recorded: most shapes do not come back.
+_PLAIN_CALLS = 2
+_MAX_RECORDINGS = 64
+
+Function = Callable[..., Tensor]
+
+
+class RecordingSettings:
+    """Settings of the process: whether functions are recorded."""
+
+    enabled = True
+
+
+class CallShape(NamedTuple):
+    """Shape of a call. All calls of one ``kind`` share a recording; each ``size`` is compared once."""
+
+    kind: Hashable
+    size: Hashable
+
+
+class RecordedCalls:
+    """Calls ``function`` of ``module``, which takes one fixed value and tensors, and returns a tensor.
+
+    Repeating a call must change nothing. By default each shape has its own recording. With ``find_shape``, a recording
+    serves calls of several shapes. It must serve other shapes than its own before it is used.
+    """
+
+    def __init__(
+        self, module: nn.Module, function: Function, find_shape: Callable[..., CallShape] | None = None
+    ) -> None:
+        self._module = module
+        self._function = function
+        self._find_shape = find_shape or _exact_shape
+        self._is_exact = find_shape is None
+        self._counts: OrderedDict[CallShape, int] = OrderedDict()
+        self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
+        self._compared: dict[CallShape, _Recording] = {}
+        self._refused = False
+
+    @property
+    def recordings(self) -> int:
+        """Number of recordings."""
+        return len(self._recordings)
+
+    @property
+    def compared(self) -> int:
+        """Number of shapes that recordings serve."""
+        return len(self._compared)
+
+    def __call__(self, fixed: Hashable, *tensors: Tensor) -> Tensor:
+        if self._refused or tensors[0].device.type != "cpu" or not RecordingSettings.enabled:
+            return self._function(fixed, *tensors)
+        shape = self._find_shape(fixed, *tensors)
+        recording = self._compared.get(shape)
+        if recording is not None:
+            return recording.run(*tensors)
+        return self._call_plainly(shape, fixed, tensors)
+
+    def _call_plainly(self, shape: CallShape, fixed: Hashable, tensors: tuple[Tensor, ...]) -> Tensor:
+        """Call the function, and record it or compare its recording if it is time to."""
+        begin = perf_counter()
+        output = self._function(fixed, *tensors)
+        seconds = perf_counter() - begin
+        self._counts[shape] = self._counts.pop(shape, 0) + 1
+        if len(self._counts) > _MAX_RECORDINGS * 4:
+            self._counts.popitem(last=False)
+        if self._counts[shape] < _PLAIN_CALLS or seconds > _MAX_CALL_SECONDS:
+            return output
+        try:
+            self._compare_recording(shape, fixed, tensors, output)
+        except RuntimeError as error:  # of the tracer, or of a recording that does not fit
+            self._refused = True
+            self._recordings.clear()
+            self._compared.clear()
+            _log.warning("%s is not recorded: %s", type(self._module).__name__, str(error).strip().splitlines()[0])
+        return output
+
+    def _compare_recording(
+        self, shape: CallShape, fixed: Hashable, tensors: tuple[Tensor, ...], output: Tensor
+    ) -> None:
+        recording = self._recordings.get(shape.kind)
+        if recording is None:
+            self._recordings[shape.kind] = self._record(shape.kind, fixed, tensors)
+            return
+        if not bool(output.isfinite().all()) or (not self._is_exact and recording.has_shapes(tensors)):
+            return  # a call that proves nothing
+        if not torch.equal(recording.run(*tensors), output):
+            raise RuntimeError(f"the recording of {shape.kind} gives other values")
+        self._compared[shape] = recording
+
+    def _record(self, kind: Hashable, fixed: Hashable, tensors: tuple[Tensor, ...]) -> "_Recording":
+        with _ValueReads(), _ValueOperations():
+            self._function(fixed, *tensors)
+        if len(self._recordings) >= _MAX_RECORDINGS:
+            _, oldest = self._recordings.popitem(last=False)
+            self._compared = {shape: each for shape, each in self._compared.items() if each is not oldest}
+        self._module.requires_grad_(False)
+        return _Recording(lambda *inputs: self._function(fixed, *inputs), tensors)
+
+
+def _exact_shape(fixed: Hashable, *tensors: Tensor) -> CallShape:
+    shapes = (fixed, *(each.shape for each in tensors))
+    return CallShape(shapes, ())
+
+
+class _Recording:
+    """The operations of ``function``, as a call with ``tensors`` runs them."""
+
+    def __init__(self, function: Function, tensors: tuple[Tensor, ...]) -> None:
+        self._shapes = [each.shape for each in tensors]
+        with warnings.catch_warnings():
+            # Shapes in conditions are fixed values here, and the tracer is maintained for nothing else.
+            warnings.simplefilter("ignore")
+            self._traced: Any = torch.jit.trace(function, tensors, check_trace=False)
+
+    def has_shapes(self, tensors: tuple[Tensor, ...]) -> bool:
+        return self._shapes == [each.shape for each in tensors]
+
+    def run(self, *tensors: Tensor) -> Tensor:
+        # Without passes of the compiler: they take a hundred times as long as a call, and could change roundings.
+        with torch.jit.optimized_execution(False):
+            output: Tensor = self._traced(*tensors)
+        return output
+
+
+_READS = frozenset({"tolist", "numpy", "item", "__bool__", "__int__", "__float__", "__index__", "__array__"})
+
+
+class _ValueReads(TorchFunctionMode):
+    """Raises ``RuntimeError`` if Python reads values of a tensor."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _READS:
+            raise RuntimeError(f"its operations depend on values that {name} reads")
+        return func(*args, **(kwargs or {}))
+
+
+class _ValueOperations(TorchDispatchMode):
+    """Raises ``RuntimeError`` for operations whose result has a shape that depends on values."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.index.Tensor:
+            depends = any(each is not None and each.dtype == torch.bool for each in args[1])
+        else:
+            depends = torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+        if depends:
+            raise RuntimeError(f"its operations depend on values that {func} reads")
+        return func(*args, **(kwargs or {}))
