@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from omnibus_models.recorded_calls import RecordedCalls
+
 BLOCKS_BACK = 3
 BLOCKS_AHEAD = 2
 # Most blocks that one DiT pass may finish: attention is quadratic in the window.
@@ -54,6 +56,67 @@ def accept_embedded_voices(dit: Any) -> None:
         parts.spk_encoder = SpeakerEncoder(parts.spk_encoder)
 
 
+def share_block_mask(dit: Any) -> None:
+    """Let rows and heads of ``dit`` share one mask of blocks.
+
+    The library computes it for each head, in each layer of each evaluation, which takes a third of their time.
+    """
+
+    def find_block_distance(hidden: Tensor) -> Tensor:
+        blocks = torch.arange(hidden.shape[1], device=hidden.device) // dit.block_size
+        return (blocks[None] - blocks[:, None])[None, None]
+
+    dit._create_block_diff = find_block_distance
+
+
+class DitNetworks:
+    """The DiT and BigVGAN of one model, recorded on a CPU, see ``RecordedCalls``."""
+
+    def __init__(self, dit: Any, bigvgan: Any) -> None:
+        self.dit, self.bigvgan = dit, bigvgan
+        self._velocities = RecordedCalls(dit, self._predict_velocity)
+        self._waves = RecordedCalls(bigvgan, lambda _, mel: bigvgan(mel))
+
+    def sample_mel(self, cond: Tensor, voice: Tensor, codes: Tensor, noise: Tensor) -> Tensor:
+        """The library's ``dit.sample`` with given noise: [1, C] codes, [1, F, mel] noise to [F, mel].
+
+        ``cond`` [1, S] and ``voice`` [2, D], see ``embed_reference``, are the speaker's. The library draws noise from
+        the process-wide generator, which concurrent requests would share.
+        """
+        from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
+
+        # With and without guidance, as the library does with a reference.
+        speaker = torch.cat([cond, torch.zeros_like(cond)]).unsqueeze(1).repeat(1, noise.shape[1], 1)
+        guided_codes = torch.cat([codes, torch.zeros_like(codes)])
+
+        def predict_velocity(time: Tensor, state: Tensor) -> Tensor:
+            return self._velocities(None, state, time, speaker, voice, guided_codes)
+
+        time = torch.linspace(0, 1, _TIME_POINT_COUNT, device=codes.device, dtype=cond.dtype)
+        time += _SWAY * (torch.cos(torch.pi / 2 * time) - 1 + time)
+        states: Tensor = RungeKutta4ODESolver(function=predict_velocity, initial_value=noise).integrate(time)
+        return states[-1][0]
+
+    def render(self, mel: Tensor) -> Tensor:
+        """Return the samples of [F, mel]: [n]."""
+        return self._waves(None, mel.T[None]).reshape(-1)
+
+    def _predict_velocity(
+        self, _: None, state: Tensor, time: Tensor, speaker: Tensor, voice: Tensor, codes: Tensor
+    ) -> Tensor:
+        """Return the velocity of ``state`` [1, F, mel] with guidance; the other inputs have two rows."""
+        out = self.dit(
+            hidden_states=torch.cat([state, state]),
+            speaker_embedding=speaker,
+            condition_vector=voice,
+            quantized_code=codes,
+            time_step=time,
+            apply_cfg=False,
+        )
+        conditional, plain = out.chunk(2, dim=0)
+        return conditional + (conditional - plain) * _GUIDANCE
+
+
 @torch.no_grad()
 def embed_reference(dit: Any, ref_mel: Tensor) -> Tensor:
     """Return embeddings [2, D] of a voice's reference [1, F, mel] and of silence.
@@ -62,36 +125,6 @@ def embed_reference(dit: Any, ref_mel: Tensor) -> Tensor:
     """
     embeddings: Tensor = dit.input_embed.spk_encoder(torch.cat([ref_mel, torch.zeros_like(ref_mel)]))
     return embeddings
-
-
-def sample_mel(dit: Any, cond: Tensor, voice: Tensor, codes: Tensor, noise: Tensor) -> Tensor:
-    """The library's ``dit.sample`` with given noise: [1, C] codes, [1, F, mel] noise to [F, mel].
-
-    ``cond`` [1, S] and ``voice`` [2, D], see ``embed_reference``, are the speaker's. The library draws noise from the
-    process-wide generator, which concurrent requests would share.
-    """
-    from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4ODESolver
-
-    # With and without guidance, as the library does with a reference.
-    speaker = torch.cat([cond, torch.zeros_like(cond)]).unsqueeze(1).repeat(1, noise.shape[1], 1)
-    guided_codes = torch.cat([codes, torch.zeros_like(codes)])
-
-    def predict_velocity(time: Tensor, state: Tensor) -> Tensor:
-        out = dit(
-            hidden_states=torch.cat([state, state]),
-            speaker_embedding=speaker,
-            condition_vector=voice,
-            quantized_code=guided_codes,
-            time_step=time,
-            apply_cfg=False,
-        )
-        conditional, plain = out.chunk(2, dim=0)
-        return conditional + (conditional - plain) * _GUIDANCE
-
-    time = torch.linspace(0, 1, _TIME_POINT_COUNT, device=codes.device, dtype=cond.dtype)
-    time += _SWAY * (torch.cos(torch.pi / 2 * time) - 1 + time)
-    states: Tensor = RungeKutta4ODESolver(function=predict_velocity, initial_value=noise).integrate(time)
-    return states[-1][0]
 
 
 def context_frames(config: Any) -> int:
@@ -114,10 +147,14 @@ def _block_reach(kernel: int, dilations: Sequence[int]) -> int:
 
 
 class DitVocoding:
-    """One waveform in progress, see ``contract.Vocoding``. ``cond`` and ``voice`` as in ``sample_mel``."""
+    """One waveform in progress, see ``contract.Vocoding``.
 
-    def __init__(self, dit: Any, bigvgan: Any, cond: Tensor, voice: Tensor, seed: int) -> None:
-        self._dit, self._bigvgan = dit, bigvgan
+    ``cond`` and ``voice`` as in ``DitNetworks.sample_mel``.
+    """
+
+    def __init__(self, networks: DitNetworks, cond: Tensor, voice: Tensor, seed: int) -> None:
+        dit, bigvgan = networks.dit, networks.bigvgan
+        self._networks = networks
         self._cond, self._voice = cond, voice
         self._generator = torch.Generator().manual_seed(seed)
         self._repeats: int = dit.config.repeats
@@ -165,7 +202,7 @@ class DitVocoding:
         device = self._cond.device
         codes = torch.tensor([self._codes[low:high]], device=device)
         noise = self._noise[None, low * self._repeats : high * self._repeats].to(device)
-        mel = sample_mel(self._dit, self._cond, self._voice, codes, noise)
+        mel = self._networks.sample_mel(self._cond, self._voice, codes, noise)
         skip = (first * self._block - low) * self._repeats
         self._mel = torch.cat([self._mel, mel[skip : skip + (end - first) * self._block * self._repeats]])
 
@@ -175,6 +212,6 @@ class DitVocoding:
         if end <= first:
             return torch.empty(0)
         low, high = max(0, first - self._reach), min(frame_count, end + self._reach)
-        wave = self._bigvgan(self._mel[low:high].T[None]).reshape(-1)
+        wave = self._networks.render(self._mel[low:high])
         self._sounded = end
         return wave[(first - low) * self._per_frame : (end - low) * self._per_frame].float()

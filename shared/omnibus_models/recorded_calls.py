@@ -31,6 +31,10 @@ _MAX_RECORDINGS = 64
 
 Function = Callable[..., Tensor]
 
+# Conditions on shapes become fixed, which comparing detects. The tracer is only maintained, not extended.
+warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
+warnings.filterwarnings("ignore", message=r"`torch\.jit\.trace", category=DeprecationWarning)
+
 
 class RecordingSettings:
     """Settings of the process: whether functions are recorded."""
@@ -135,10 +139,7 @@ class _Recording:
 
     def __init__(self, function: Function, tensors: tuple[Tensor, ...]) -> None:
         self._shapes = [each.shape for each in tensors]
-        with warnings.catch_warnings():
-            # Shapes in conditions are fixed values here, and the tracer is maintained for nothing else.
-            warnings.simplefilter("ignore")
-            self._traced: Any = torch.jit.trace(function, tensors, check_trace=False)
+        self._traced: Any = torch.jit.trace(function, tensors, check_trace=False)
 
     def has_shapes(self, tensors: tuple[Tensor, ...]) -> bool:
         return self._shapes == [each.shape for each in tensors]

@@ -178,6 +178,8 @@ class Qwen25OmniVocoder(LoadedComponent):
 
     def __post_init__(self) -> None:
         dit_vocoder.accept_embedded_voices(self.dit)
+        dit_vocoder.share_block_mask(self.dit)
+        self._networks = dit_vocoder.DitNetworks(self.dit, self.bigvgan)
         self._conditions: dict[str, tuple[Tensor, Tensor]] = {}  # by voice, in the form of ``DitVocoding``
 
     @property
@@ -193,7 +195,7 @@ class Qwen25OmniVocoder(LoadedComponent):
             speaker, device = self.voices[voice], self.dit.device
             embedding = dit_vocoder.embed_reference(self.dit, speaker["ref_mel"].float().to(device))
             conditions = self._conditions[voice] = (speaker["cond"].float().to(device), embedding)
-        return dit_vocoder.DitVocoding(self.dit, self.bigvgan, *conditions, seed)
+        return dit_vocoder.DitVocoding(self._networks, *conditions, seed)
 
 
 class Qwen25Omni(_omni.OmniFamily):
