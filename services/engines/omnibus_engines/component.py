@@ -76,6 +76,11 @@ class Compute:
             if self._has_helpers:
                 self._await_idleness()
 
+    @property
+    def has_waiting(self) -> bool:
+        """True if another call waits for the one in progress. The thread may read it."""
+        return self._calls > 1
+
     def reset_clock(self) -> None:
         """Reset the clock, discarding the time computed so far."""
         self.clock.seconds = 0.0

@@ -15,6 +15,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -203,6 +204,7 @@ class StepLoop:
         self._turns: StepScheduler[ImageJob] = StepScheduler(pictures, tokens)
         self._denoiser: Stepper
         self._wake = asyncio.Event()
+        self._has_changed = False  # an image has joined or left since the last choice; the compute thread reads it
         self._failed: Exception | None = None
         self.sizes: Counter[int] = Counter()
 
@@ -220,10 +222,12 @@ class StepLoop:
         self._turns.join(
             making, making if making.alone else one.shape, StepSize(one.rows, one.tokens), making.clock.tenant.name
         )
+        self._has_changed = True
         self._wake.set()
         try:
             yield making.iter_steps()
         finally:
+            self._has_changed = True
             self._turns.remove_key(making)
 
     async def serve(self, denoiser: Stepper) -> None:
@@ -243,19 +247,25 @@ class StepLoop:
                 making.push_result(self._failed)
 
     async def _step_batch(self, batch: Sequence[ImageJob]) -> None:
-        """Run one step of ``batch`` and push the results; raises nothing."""
+        """Run a step of ``batch``, or several if no other image is there, and push the results; raises nothing."""
         for making in batch:
             making.clock.set_now()
+        self._has_changed = len(batch) < len(self._turns)
+        publish = partial(asyncio.get_running_loop().call_soon_threadsafe, self._push_results, batch)
         try:
             with charge_jobs([(making.clock, float(making.denoising.tokens)) for making in batch]):
-                news = await self._compute(self._compute_step, batch)
+                news = await self._compute(self._compute_steps, batch, publish)
         except Exception as error:  # noqa: BLE001 - find the job at fault, and let the others continue
             await self._step_one_by_one(batch, error)
             return
+        self._push_results(batch, news)
+
+    def _push_results(self, batch: Sequence[ImageJob], news: Sequence[DenoiseStep | Exception]) -> None:
+        """Push the results of one step."""
         self.sizes[len(batch)] += 1
         for making, step in zip(batch, news, strict=True):
             making.push_result(step)
-            if isinstance(step, Exception) or step.number == making.denoising.steps:
+            if _is_last(making, step):
                 self._turns.remove_key(making)
 
     async def _step_one_by_one(self, batch: Sequence[ImageJob], error: Exception) -> None:
@@ -266,9 +276,17 @@ class StepLoop:
             self._turns.remove_key(batch[0])
             batch[0].push_result(error)
 
-    def _compute_step(self, batch: Sequence[ImageJob]) -> list[DenoiseStep | Exception]:
-        self._denoiser.step([making.denoising for making in batch])
-        return [self._step_result(making) for making in batch]
+    def _compute_steps(
+        self, batch: Sequence[ImageJob], publish: Callable[[Sequence[DenoiseStep | Exception]], object]
+    ) -> list[DenoiseStep | Exception]:
+        """Step until an image is complete or something else waits; return the last step, ``publish`` the others."""
+        while True:
+            self._denoiser.step([making.denoising for making in batch])
+            news = [self._step_result(making) for making in batch]
+            is_last = any(_is_last(making, step) for making, step in zip(batch, news, strict=True))
+            if is_last or self._has_changed or self._compute.has_waiting:
+                return news
+            publish(news)
 
     def _step_result(self, making: ImageJob) -> DenoiseStep | Exception:
         """Return the completed step; a preview that fails is the error of this image only."""
@@ -279,3 +297,7 @@ class StepLoop:
             return DenoiseStep(number, preview, making.checkpoint_state())
         except Exception as error:  # noqa: BLE001 - returned to the job that it concerns
             return error
+
+
+def _is_last(making: ImageJob, step: DenoiseStep | Exception) -> bool:
+    return isinstance(step, Exception) or step.number == making.denoising.steps

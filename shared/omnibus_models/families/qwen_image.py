@@ -13,6 +13,7 @@ from omnibus import errors
 from omnibus_models import loading
 from omnibus_models.contract import Encoded, ImageSpec, LoadedComponent, Prepared, no_component
 from omnibus_models.families import _flow_schedule, _latent_preview, _qwen
+from omnibus_models.recorded_calls import RecordedCalls
 
 #: The pipeline's text around a prompt, and the number of its first tokens that are left out afterwards.
 TEMPLATE = (
@@ -134,6 +135,7 @@ class QwenImageDenoiser(LoadedComponent):
         self._width: int = module.config.joint_attention_dim
         self._device: torch.device = module.proj_out.weight.device
         self._dtype: torch.dtype = module.proj_out.weight.dtype
+        self._calls = RecordedCalls(module, self._run_transformer)
 
     def open(self, picture: ImageSpec, guides: Sequence[Tensor]) -> QwenImageDenoising:
         """Draw the noise and compute the schedule. A negative prompt counts only with a guidance above 1."""
@@ -167,17 +169,27 @@ class QwenImageDenoiser(LoadedComponent):
         texts = torch.nn.utils.rnn.pad_sequence(guides, batch_first=True)
         mask = torch.arange(texts.shape[1], device=self._device) < lengths[:, None]
         times = torch.stack([each.times[each.done] for each in batch for _ in each.guides])
-        [out] = self.module(
-            hidden_states=torch.stack([torch.cat([each.latents, each.image]) for each in batch for _ in each.guides]),
-            timestep=times.to(self._device, self._dtype) / 1000,
-            encoder_hidden_states=texts,
-            encoder_hidden_states_mask=None if len({len(guide) for guide in guides}) == 1 else mask,
-            img_shapes=[list(batch[0].shape)] * len(guides),
-            return_dict=False,
-        )
+        masks = [] if len({len(guide) for guide in guides}) == 1 else [mask]
+        latents = torch.stack([torch.cat([each.latents, each.image]) for each in batch for _ in each.guides])
+        out = self._calls(batch[0].shape, latents, times.to(self._device, self._dtype) / 1000, texts, *masks)
         predictions = out[:, : len(batch[0].latents)]
         for each, velocities in zip(batch, predictions.split([each.rows for each in batch]), strict=True):
             each.advance(velocities)
+
+    def _run_transformer(
+        self, shape: tuple[Plane, ...], latents: Tensor, times: Tensor, texts: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """Return the velocities of ``latents`` [rows, tokens, channels], of images with the planes of ``shape``."""
+        [velocities] = self.module(
+            hidden_states=latents,
+            timestep=times,
+            encoder_hidden_states=texts,
+            encoder_hidden_states_mask=mask,
+            img_shapes=[list(shape)] * len(texts),
+            return_dict=False,
+        )
+        result: Tensor = velocities
+        return result
 
     def latents(self, denoising: QwenImageDenoising) -> Tensor:
         """Return [channels, 1, height, width] float32 on the CPU."""
