@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 _log = logging.getLogger(__name__)
 
@@ -120,7 +119,7 @@ class RecordedCalls:
         self._compared[shape] = recording
 
     def _record(self, kind: Hashable, fixed: Hashable, tensors: tuple[Tensor, ...]) -> "_Recording":
-        with _ValueReads(), _ValueOperations():
+        with _ValueReads():
             self._function(fixed, *tensors)
         if len(self._recordings) >= _MAX_RECORDINGS:
             _, oldest = self._recordings.popitem(last=False)
@@ -151,27 +150,29 @@ class _Recording:
         return output
 
 
+#: Functions that read values, and those whose results have a shape that depends on values.
 _READS = frozenset({"tolist", "numpy", "item", "__bool__", "__int__", "__float__", "__index__", "__array__"})
+_SELECTIONS = frozenset({"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"})
 
 
 class _ValueReads(TorchFunctionMode):
-    """Raises ``RuntimeError`` if Python reads values of a tensor."""
+    """Raises ``RuntimeError`` if Python reads values of a tensor, or a shape depends on them.
+
+    It sees functions, not operations: a mode for operations imports torch's compiler, which takes seconds.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _READS:
+        if name in _READS or name in _SELECTIONS or _selects(name, args):
             raise RuntimeError(f"its operations depend on values that {name} reads")
         return func(*args, **(kwargs or {}))
 
 
-class _ValueOperations(TorchDispatchMode):
-    """Raises ``RuntimeError`` for operations whose result has a shape that depends on values."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.index.Tensor:
-            depends = any(each is not None and each.dtype == torch.bool for each in args[1])
-        else:
-            depends = torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
-        if depends:
-            raise RuntimeError(f"its operations depend on values that {func} reads")
-        return func(*args, **(kwargs or {}))
+def _selects(name: str, args: Any) -> bool:
+    """Return whether a call selects by values: ``where`` with a condition alone, or an index of booleans."""
+    if name == "where":
+        return len(args) == 1
+    if name != "__getitem__":
+        return False
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    return any(isinstance(each, Tensor) and each.dtype == torch.bool for each in index)
