@@ -14,7 +14,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,8 @@ _MAX_CALL_SECONDS = 0.05
 _PLAIN_CALLS = 2
 _MAX_RECORDINGS = 64
 
-Function = Callable[..., Tensor]
+#: Output of a function: a tensor, or a tuple of tensors.
+T = TypeVar("T", Tensor, tuple[Tensor, ...])
 
 # Conditions on shapes become fixed, which comparing detects. The tracer is only maintained, not extended.
 warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
@@ -48,23 +49,23 @@ class CallShape(NamedTuple):
     size: Hashable
 
 
-class RecordedCalls:
-    """Calls ``function`` of ``module``, which takes one fixed value and tensors, and returns a tensor.
+class RecordedCalls(Generic[T]):
+    """Calls ``function`` of ``module``, which takes one fixed value and tensors, and returns a tensor or several.
 
     Repeating a call must change nothing. By default each shape has its own recording. With ``find_shape``, a recording
     serves calls of several shapes. It must serve other shapes than its own before it is used.
     """
 
     def __init__(
-        self, module: nn.Module, function: Function, find_shape: Callable[..., CallShape] | None = None
+        self, module: nn.Module, function: Callable[..., T], find_shape: Callable[..., CallShape] | None = None
     ) -> None:
         self._module = module
         self._function = function
         self._find_shape = find_shape or _exact_shape
         self._is_exact = find_shape is None
         self._counts: OrderedDict[CallShape, int] = OrderedDict()
-        self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
-        self._compared: dict[CallShape, _Recording] = {}
+        self._recordings: OrderedDict[Hashable, _Recording[T]] = OrderedDict()
+        self._compared: dict[CallShape, _Recording[T]] = {}
         self._refused = False
 
     @property
@@ -77,7 +78,7 @@ class RecordedCalls:
         """Number of shapes that recordings serve."""
         return len(self._compared)
 
-    def __call__(self, fixed: Hashable, *tensors: Tensor) -> Tensor:
+    def __call__(self, fixed: Hashable, *tensors: Tensor) -> T:
         if self._refused or tensors[0].device.type != "cpu" or not RecordingSettings.enabled:
             return self._function(fixed, *tensors)
         shape = self._find_shape(fixed, *tensors)
@@ -86,7 +87,7 @@ class RecordedCalls:
             return recording.run(*tensors)
         return self._call_plainly(shape, fixed, tensors)
 
-    def _call_plainly(self, shape: CallShape, fixed: Hashable, tensors: tuple[Tensor, ...]) -> Tensor:
+    def _call_plainly(self, shape: CallShape, fixed: Hashable, tensors: tuple[Tensor, ...]) -> T:
         """Call the function, and record it or compare its recording if it is time to."""
         begin = perf_counter()
         output = self._function(fixed, *tensors)
@@ -106,19 +107,21 @@ class RecordedCalls:
         return output
 
     def _compare_recording(
-        self, shape: CallShape, fixed: Hashable, tensors: tuple[Tensor, ...], output: Tensor
+        self, shape: CallShape, fixed: Hashable, tensors: tuple[Tensor, ...], output: T
     ) -> None:
         recording = self._recordings.get(shape.kind)
         if recording is None:
             self._recordings[shape.kind] = self._record(shape.kind, fixed, tensors)
             return
-        if not bool(output.isfinite().all()) or (not self._is_exact and recording.has_shapes(tensors)):
+        outputs = _list_outputs(output)
+        is_finite = all(bool(each.isfinite().all()) for each in outputs)
+        if not is_finite or (not self._is_exact and recording.has_shapes(tensors)):
             return  # a call that proves nothing
-        if not torch.equal(recording.run(*tensors), output):
+        if not all(map(torch.equal, _list_outputs(recording.run(*tensors)), outputs)):
             raise RuntimeError(f"the recording of {shape.kind} gives other values")
         self._compared[shape] = recording
 
-    def _record(self, kind: Hashable, fixed: Hashable, tensors: tuple[Tensor, ...]) -> "_Recording":
+    def _record(self, kind: Hashable, fixed: Hashable, tensors: tuple[Tensor, ...]) -> "_Recording[T]":
         with _ValueReads():
             self._function(fixed, *tensors)
         if len(self._recordings) >= _MAX_RECORDINGS:
@@ -133,20 +136,24 @@ def _exact_shape(fixed: Hashable, *tensors: Tensor) -> CallShape:
     return CallShape(shapes, ())
 
 
-class _Recording:
+def _list_outputs(output: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
+    return [output] if isinstance(output, Tensor) else list(output)
+
+
+class _Recording(Generic[T]):
     """The operations of ``function``, as a call with ``tensors`` runs them."""
 
-    def __init__(self, function: Function, tensors: tuple[Tensor, ...]) -> None:
+    def __init__(self, function: Callable[..., T], tensors: tuple[Tensor, ...]) -> None:
         self._shapes = [each.shape for each in tensors]
         self._traced: Any = torch.jit.trace(function, tensors, check_trace=False)
 
     def has_shapes(self, tensors: tuple[Tensor, ...]) -> bool:
         return self._shapes == [each.shape for each in tensors]
 
-    def run(self, *tensors: Tensor) -> Tensor:
+    def run(self, *tensors: Tensor) -> T:
         # Without passes of the compiler: they take a hundred times as long as a call, and could change roundings.
         with torch.jit.optimized_execution(False):
-            output: Tensor = self._traced(*tensors)
+            output: T = self._traced(*tensors)
         return output
 
 

@@ -7,10 +7,11 @@ power of two, and all positions up to a power of two. Rows that no sequence need
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache
 
 from omnibus_llm.engine.slot_cache import SlotCache
 from omnibus_models.contract import Decoder
@@ -72,6 +73,40 @@ def _find_shape(is_whole: bool, inputs: Tensor, positions: Tensor, *tensors: Ten
     rows, width = inputs.shape
     # The tracer leaves out axes of length one where rows are written.
     return CallShape((is_whole, rows == 1, width), (rows, len(tensors[2]).bit_length()))
+
+
+_MAX_PROMPT_TOKENS = 512  # of a recorded prompt: in longer ones, operations take the time
+
+
+class PromptPass:
+    """A pass of the first tokens of a prompt through a decoder on a CPU, see ``RecordedCalls``.
+
+    One recording serves all lengths.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._calls = RecordedCalls(decoder.module, self._compute, _find_prompt_shape)
+
+    def run(self, inputs: Tensor, positions: Tensor) -> tuple[Tensor, DynamicCache]:
+        """Pass ``inputs`` [1, T, H] at ``positions`` [axes, 1, T]; return hidden [1, T, H'] and a new cache."""
+        cache = DynamicCache()
+        if inputs.shape[1] > _MAX_PROMPT_TOKENS:
+            return self._decoder.forward(inputs, positions, cache, None), cache
+        hidden, *layers = self._calls(None, inputs, positions)
+        for number in range(len(layers) // 2):
+            cache.update(layers[2 * number], layers[2 * number + 1], number)
+        return hidden, cache
+
+    def _compute(self, _: None, inputs: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
+        cache: Any = DynamicCache()
+        hidden = self._decoder.forward(inputs, positions, cache, None)
+        return (hidden, *(half for layer in cache.layers for half in (layer.keys, layer.values)))
+
+
+def _find_prompt_shape(_: None, inputs: Tensor, positions: Tensor) -> CallShape:
+    _, tokens, width = inputs.shape
+    return CallShape((tokens == 1, width), tokens.bit_length())
 
 
 class FixedPass(DecodePass):

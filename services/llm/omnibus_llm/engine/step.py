@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from omnibus.bus.messages import BatchCounts
 from omnibus.errors import Fatal
 from omnibus_llm.engine.cross_attention_cache import CrossCache, PairedCache, PairedPass
-from omnibus_llm.engine.decode_pass import DecodePass, FixedPass, RecordedPass, record_cuda_graphs
+from omnibus_llm.engine.decode_pass import DecodePass, FixedPass, PromptPass, RecordedPass, record_cuda_graphs
 from omnibus_llm.engine.sampler import choose_tokens
 from omnibus_llm.engine.separate_caches import NativeSlots, SeparateCaches
 from omnibus_llm.engine.sequence import DecoderSequence, FilledPrompt, StepOutcome, TokenStep
@@ -66,6 +66,8 @@ class Steps(Generic[S]):
         self._adapters: Adapters | None = getattr(decoder, "adapters", None)
         self._cache, self._pass = _choose_cache(decoder, slots, context, graphs)
         self._adapted_pass = self._pass if isinstance(self._cache, SeparateCaches) else DecodePass(decoder, self._cache)
+        #: Of prompts' first tokens, if decode steps are recorded on a CPU as well.
+        self._prompt_pass = PromptPass(decoder) if isinstance(self._pass, RecordedPass) else None
         #: Whether a prompt can be computed in several passes.
         self.splits_prompts = bool(getattr(decoder, "splits_prompts", True))
         self.active: list[S] = []  # the sequence in slot i is number i
@@ -178,12 +180,15 @@ class Steps(Generic[S]):
         if member is not None and member.filled is not None:
             return self._copy_prefill(sequence, member.filled)
         start, end = sequence.done, sequence.done + size
-        if start == 0:
-            sequence.cache = self._new_cache()
         inputs, positions = sequence.inputs[None, start:end], sequence.positions[:, None, start:end]
         mask = None if sequence.attention is None else sequence.attention.mask(start, end)
-        with self._chosen_adapters([sequence]):
-            hidden = self._decoder.forward(inputs, positions, sequence.cache, mask)
+        with self._chosen_adapters([sequence]) as has_adapters:
+            if start == 0 and mask is None and not has_adapters and self._prompt_pass is not None:
+                hidden, sequence.cache = self._prompt_pass.run(inputs, positions)
+            else:
+                if start == 0:
+                    sequence.cache = self._new_cache()
+                hidden = self._decoder.forward(inputs, positions, sequence.cache, mask)
         self._count_batch(passes=1, tokens=size)
         self._feed.observe_prefill(sequence, hidden[0])
         sequence.done = end
