@@ -37,6 +37,10 @@ def transformers(component: str, settings: ExecutorSettings) -> Runner:
         raise BadRequest(
             f"unknown component {component!r} for the transformers engine; use one of {sorted(_TRANSFORMERS_RUNNERS)}"
         )
+    if not settings.graphs:
+        from omnibus_models.recorded_calls import RecordingSettings
+
+        RecordingSettings.enabled = False
     return _TRANSFORMERS_RUNNERS[component](component, settings)
 
 

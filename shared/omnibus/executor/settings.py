@@ -63,8 +63,8 @@ class ExecutorSettings(Settings, frozen=True):
     #: Whether a GPU copies directly from and to the arena (``cudaHostRegister``). This takes the memory of the whole
     #: arena at once. No effect on a CPU.
     pin_arena: bool = False
-    #: Whether to record steps of language models and talkers on a GPU as CUDA graphs
-    #: (``omnibus_engines:transformers``). No effect on a CPU.
+    #: Whether to record computations (``omnibus_engines:transformers``): steps of language models and talkers on a GPU
+    #: as CUDA graphs, and those of all small models on a CPU, to run them without Python.
     graphs: bool = True
     #: CPU threads per engine; 0: the library's choice.
     threads: int = 1

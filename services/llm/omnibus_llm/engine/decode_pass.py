@@ -1,4 +1,4 @@
-"""Passes of a decode step through the layers of a decoder: operation by operation, or as one CUDA graph.
+"""Passes through the layers of a decoder: operation by operation, recorded on a CPU, or as one CUDA graph.
 
 A step of a language model of 3 billion parameters is 1,500 kernels. Python needs 60 ms to launch them, an H100 7 ms to
 run them. A graph is launched at once, but its shapes are fixed. So a pass has one of few shapes: all slots up to a
@@ -57,12 +57,12 @@ class RecordedPass(DecodePass):
 
     def __init__(self, decoder: Decoder, cache: SlotCache) -> None:
         super().__init__(decoder, cache)
-        self._calls = RecordedCalls(decoder.module, self._compute, _find_shape)
+        self.calls = RecordedCalls(decoder.module, self._compute, _find_shape)
 
     def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
         self._cache.begin_pass(slots)
         is_whole = len(slots) == slots[-1] + 1
-        return self._calls(is_whole, inputs, torch.tensor(positions), *self._cache.pass_tensors())
+        return self.calls(is_whole, inputs, torch.tensor(positions), *self._cache.pass_tensors())
 
     def _compute(self, is_whole: bool, inputs: Tensor, positions: Tensor, *tensors: Tensor) -> Tensor:
         with self._cache.use_tensors(is_whole, inputs.shape[0], tensors):
@@ -86,14 +86,14 @@ class PromptPass:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._calls = RecordedCalls(decoder.module, self._compute, _find_prompt_shape)
+        self.calls = RecordedCalls(decoder.module, self._compute, _find_prompt_shape)
 
     def run(self, inputs: Tensor, positions: Tensor) -> tuple[Tensor, DynamicCache]:
         """Pass ``inputs`` [1, T, H] at ``positions`` [axes, 1, T]; return hidden [1, T, H'] and a new cache."""
         cache = DynamicCache()
         if inputs.shape[1] > _MAX_PROMPT_TOKENS:
             return self._decoder.forward(inputs, positions, cache, None), cache
-        hidden, *layers = self._calls(None, inputs, positions)
+        hidden, *layers = self.calls(None, inputs, positions)
         for number in range(len(layers) // 2):
             cache.update(layers[2 * number], layers[2 * number + 1], number)
         return hidden, cache

@@ -1,13 +1,14 @@
-"""Decode passes of fixed shapes: padding rows are harmless, and CUDA graphs compute the same results."""
+"""Recorded passes: those of fixed shapes with padding and CUDA graphs, and those on a CPU, whose bits are the same."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from omnibus_llm.engine.decode_pass import DecodePass, FixedPass, PassShape, record_cuda_graphs
+from omnibus_llm.engine.decode_pass import DecodePass, FixedPass, PassShape, PromptPass, RecordedPass, record_cuda_graphs
 from omnibus_llm.engine.slot_cache import SlotCache
 from omnibus_models import tiny
 from omnibus_models.contract import Thinker
@@ -35,11 +36,13 @@ def _make_inputs(decoder: Thinker, count: int, seed: int) -> Tensor:
 
 
 @torch.inference_mode()
-def _decode_steps(decoder: Thinker, make: Callable[[Thinker, SlotCache], DecodePass]) -> list[Tensor]:
+def _decode_steps(
+    decoder: Thinker, make: Callable[[Thinker, SlotCache], DecodePass], rounds: int = 1
+) -> list[Tensor]:
     """Return hidden rows of several steps with varying participants."""
     cache = _fill_cache(decoder)
     run, hidden_rows = make(decoder, cache), []
-    for seed, slots in enumerate([[0, 1, 2], [1], [0, 2], [0], [0, 1, 2], [2], [1, 2]]):
+    for seed, slots in enumerate([[0, 1, 2], [1], [0, 2], [0], [0, 1, 2], [2], [1, 2]] * rounds):
         inputs = _make_inputs(decoder, len(slots), 100 + seed)
         hidden_rows.append(run.run(slots, inputs, [cache.lengths[slot] for slot in slots]).float().cpu())
         cache.advance_slots(slots)
@@ -61,6 +64,41 @@ def test_rows_that_nobody_asked_for_change_nothing(thinker: Thinker) -> None:
         assert_close(actual, reference)
     width = thinker.width
     assert sorted(passes[0].shapes) == [PassShape(rows, 256, width) for rows in (1, 2, 4)]
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_omni_moe"])
+def test_a_recorded_pass_on_a_cpu_gives_the_same_bits(family: str, tmp_path: Path) -> None:
+    decoder = load_family(family).load("thinker", tiny.build(family, tmp_path / family))
+    passes: list[RecordedPass] = []
+
+    def make_pass(decoder: Thinker, cache: SlotCache) -> RecordedPass:
+        passes.append(RecordedPass(decoder, cache))
+        return passes[0]
+
+    rows = _decode_steps(decoder, make_pass, rounds=6)
+
+    for actual, reference in zip(rows, _decode_steps(decoder, DecodePass, rounds=6), strict=True):
+        assert torch.equal(actual, reference)
+    calls = passes[0].calls
+    assert calls.recordings == 4, "of one slot and of several, which are the first ones or not"
+    assert calls.compared >= 5
+
+
+@torch.inference_mode()
+def test_a_recorded_prompt_gives_the_same_bits(thinker: Thinker) -> None:
+    run = PromptPass(thinker)
+
+    for length in (5, 5, 5, 7, 6, 30, 31, 29, 1, 1):
+        inputs = _make_inputs(thinker, length, length)[None]
+        places = torch.arange(length)[None, None].expand(thinker.axes, 1, length)
+        hidden, cache = run.run(inputs, places)
+        plain_cache = DynamicCache()
+        assert torch.equal(hidden, thinker.forward(inputs, places, plain_cache, None))
+        for layer, plain_layer in zip(cache.layers, plain_cache.layers, strict=True):
+            assert torch.equal(layer.keys, plain_layer.keys)
+            assert torch.equal(layer.values, plain_layer.values)
+
+    assert (run.calls.recordings, run.calls.compared) == (2, 2)
 
 
 @torch.inference_mode()
