@@ -70,7 +70,10 @@ def share_block_mask(dit: Any) -> None:
 
 
 class DitNetworks:
-    """The DiT and BigVGAN of one model, recorded on a CPU, see ``RecordedCalls``."""
+    """The DiT and BigVGAN of one model.
+
+    On a CPU they are recorded, see ``RecordedCalls``.
+    """
 
     def __init__(self, dit: Any, bigvgan: Any) -> None:
         self.dit, self.bigvgan = dit, bigvgan

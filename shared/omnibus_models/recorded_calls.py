@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 _log = logging.getLogger(__name__)
+_tracing: Any = torch.jit  # its names are not exported to type checkers
 
 #: Longest call that is recorded: in longer ones, the operations themselves take the time.
 _MAX_CALL_SECONDS = 0.05
-#: Calls of one shape before it is recorded: most shapes do not come back.
+#: Calls of one shape before it is recorded: most shapes are rare.
 _PLAIN_CALLS = 2
 _MAX_RECORDINGS = 64
 
@@ -32,7 +33,7 @@ _MAX_RECORDINGS = 64
 T = TypeVar("T", Tensor, tuple[Tensor, ...])
 
 # Conditions on shapes become fixed, which comparing detects. The tracer is only maintained, not extended.
-warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
+warnings.filterwarnings("ignore", category=_tracing.TracerWarning)
 warnings.filterwarnings("ignore", message=r"`torch\.jit\.trace", category=DeprecationWarning)
 
 
@@ -50,17 +51,18 @@ class CallShape(NamedTuple):
 
 
 class RecordedCalls(Generic[T]):
-    """Calls ``function`` of ``module``, which takes one fixed value and tensors, and returns a tensor or several.
+    """Calls ``function`` of ``module``, recorded if possible.
 
-    Repeating a call must change nothing. By default each shape has its own recording. With ``find_shape``, a recording
-    serves calls of several shapes. It must serve other shapes than its own before it is used.
+    The function takes a constant and tensors, and returns a tensor or several. Repeating a call must change nothing. By
+    default each shape has its own recording. With ``find_shape``, a recording serves calls of several shapes. It must
+    serve other shapes than its own before it is used.
     """
 
     def __init__(
         self, module: nn.Module, function: Callable[..., T], find_shape: Callable[..., CallShape] | None = None
     ) -> None:
         self._module = module
-        self._function = function
+        self._function: Callable[..., T] = function
         self._find_shape = find_shape or _exact_shape
         self._is_exact = find_shape is None
         self._counts: OrderedDict[CallShape, int] = OrderedDict()
@@ -78,19 +80,19 @@ class RecordedCalls(Generic[T]):
         """Number of shapes that recordings serve."""
         return len(self._compared)
 
-    def __call__(self, fixed: Hashable, *tensors: Tensor) -> T:
+    def __call__(self, constant: Hashable, *tensors: Tensor) -> T:
         if self._refused or tensors[0].device.type != "cpu" or not RecordingSettings.enabled:
-            return self._function(fixed, *tensors)
-        shape = self._find_shape(fixed, *tensors)
+            return self._function(constant, *tensors)
+        shape = self._find_shape(constant, *tensors)
         recording = self._compared.get(shape)
         if recording is not None:
             return recording.run(*tensors)
-        return self._call_plainly(shape, fixed, tensors)
+        return self._call_plainly(shape, constant, tensors)
 
-    def _call_plainly(self, shape: CallShape, fixed: Hashable, tensors: tuple[Tensor, ...]) -> T:
-        """Call the function, and record it or compare its recording if it is time to."""
+    def _call_plainly(self, shape: CallShape, constant: Hashable, tensors: tuple[Tensor, ...]) -> T:
+        """Call the function; record it, or compare its recording, if necessary."""
         begin = perf_counter()
-        output = self._function(fixed, *tensors)
+        output = self._function(constant, *tensors)
         seconds = perf_counter() - begin
         self._counts[shape] = self._counts.pop(shape, 0) + 1
         if len(self._counts) > _MAX_RECORDINGS * 4:
@@ -98,20 +100,18 @@ class RecordedCalls(Generic[T]):
         if self._counts[shape] < _PLAIN_CALLS or seconds > _MAX_CALL_SECONDS:
             return output
         try:
-            self._compare_recording(shape, fixed, tensors, output)
-        except RuntimeError as error:  # of the tracer, or of a recording that does not fit
+            self._compare_recording(shape, constant, tensors, output)
+        except Exception as error:  # noqa: BLE001 - the output is there; a library's code may fail in any way here
             self._refused = True
             self._recordings.clear()
             self._compared.clear()
-            _log.warning("%s is not recorded: %s", type(self._module).__name__, str(error).strip().splitlines()[0])
+            _log.warning("%s is not recorded: %s", type(self._module).__name__, _first_line(error))
         return output
 
-    def _compare_recording(
-        self, shape: CallShape, fixed: Hashable, tensors: tuple[Tensor, ...], output: T
-    ) -> None:
+    def _compare_recording(self, shape: CallShape, constant: Hashable, tensors: tuple[Tensor, ...], output: T) -> None:
         recording = self._recordings.get(shape.kind)
         if recording is None:
-            self._recordings[shape.kind] = self._record(shape.kind, fixed, tensors)
+            self._recordings[shape.kind] = self._record(shape.kind, constant, tensors)
             return
         outputs = _list_outputs(output)
         is_finite = all(bool(each.isfinite().all()) for each in outputs)
@@ -121,18 +121,18 @@ class RecordedCalls(Generic[T]):
             raise RuntimeError(f"the recording of {shape.kind} gives other values")
         self._compared[shape] = recording
 
-    def _record(self, kind: Hashable, fixed: Hashable, tensors: tuple[Tensor, ...]) -> "_Recording[T]":
+    def _record(self, kind: Hashable, constant: Hashable, tensors: tuple[Tensor, ...]) -> "_Recording[T]":
         with _ValueReads():
-            self._function(fixed, *tensors)
+            self._function(constant, *tensors)
         if len(self._recordings) >= _MAX_RECORDINGS:
             _, oldest = self._recordings.popitem(last=False)
             self._compared = {shape: each for shape, each in self._compared.items() if each is not oldest}
         self._module.requires_grad_(False)
-        return _Recording(lambda *inputs: self._function(fixed, *inputs), tensors)
+        return _Recording(lambda *inputs: self._function(constant, *inputs), tensors)
 
 
-def _exact_shape(fixed: Hashable, *tensors: Tensor) -> CallShape:
-    shapes = (fixed, *(each.shape for each in tensors))
+def _exact_shape(constant: Hashable, *tensors: Tensor) -> CallShape:
+    shapes = (constant, *(each.shape for each in tensors))
     return CallShape(shapes, ())
 
 
@@ -140,19 +140,23 @@ def _list_outputs(output: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
     return [output] if isinstance(output, Tensor) else list(output)
 
 
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 class _Recording(Generic[T]):
     """The operations of ``function``, as a call with ``tensors`` runs them."""
 
     def __init__(self, function: Callable[..., T], tensors: tuple[Tensor, ...]) -> None:
         self._shapes = [each.shape for each in tensors]
-        self._traced: Any = torch.jit.trace(function, tensors, check_trace=False)
+        self._traced: Any = _tracing.trace(function, tensors, check_trace=False)
 
     def has_shapes(self, tensors: tuple[Tensor, ...]) -> bool:
         return self._shapes == [each.shape for each in tensors]
 
     def run(self, *tensors: Tensor) -> T:
         # Without passes of the compiler: they take a hundred times as long as a call, and could change roundings.
-        with torch.jit.optimized_execution(False):
+        with _tracing.optimized_execution(False):
             output: T = self._traced(*tensors)
         return output
 
@@ -163,9 +167,10 @@ _SELECTIONS = frozenset({"nonzero", "argwhere", "masked_select", "unique", "uniq
 
 
 class _ValueReads(TorchFunctionMode):
-    """Raises ``RuntimeError`` if Python reads values of a tensor, or a shape depends on them.
+    """Raises ``RuntimeError`` if Python reads values of a tensor.
 
-    It sees functions, not operations: a mode for operations imports torch's compiler, which takes seconds.
+    The same if a shape depends on them. It sees functions, not operations: a mode for operations imports torch's
+    compiler, which takes seconds.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -101,7 +101,10 @@ def draw(count: int) -> Work:
         jobs = [
             MemoryJob(
                 {
-                    **{"width": 64, "height": 64, "steps": _STEPS, "seed": seed},
+                    "width": 64,
+                    "height": 64,
+                    "steps": _STEPS,
+                    "seed": seed,
                     "embeds": Item({}, numbers.standard_normal((2, 24, 64), np.float32)),
                     "mask": Item({}, np.ones((2, 24), bool)),
                 }
@@ -175,15 +178,15 @@ def start_build(tree: Path, directory: str) -> Iterator[Callable[[str], float]]:
     with subprocess.Popen(
         command, cwd=ROOT, env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
-        assert process.stdin is not None  # noqa: S101 - for the type checker
-        assert process.stdout is not None  # noqa: S101 - for the type checker
+        assert process.stdin is not None
+        assert process.stdout is not None
         yield lambda name: _ask_process(process.stdin, process.stdout, name)
         process.stdin.close()
 
 
 def _ask_process(requests: IO[str] | None, answers: IO[str] | None, name: str) -> float:
-    assert requests is not None  # noqa: S101 - for the type checker
-    assert answers is not None  # noqa: S101 - for the type checker
+    assert requests is not None
+    assert answers is not None
     print(name, file=requests, flush=True)
     return float(answers.readline())
 
@@ -191,14 +194,17 @@ def _ask_process(requests: IO[str] | None, answers: IO[str] | None, name: str) -
 def measure_ratios(before: Path, names: list[str]) -> dict[str, float]:
     """The ratios of ``names``."""
     ratios = {}
-    with tempfile.TemporaryDirectory() as directory:
-        with start_build(before, directory) as run_before, start_build(ROOT, directory) as run_here:
-            for name in names:
-                for _ in range(_WARM_UPS):
-                    run_before(name), run_here(name)
-                pairs = [(run_before(name), run_here(name)) for _ in range(_ROUNDS)]
-                print(name, *(f"{old:.3f}/{new:.3f}" for old, new in pairs), file=sys.stderr)
-                ratios[name] = round(statistics.median(old / new for old, new in pairs), 3)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        start_build(before, directory) as run_before,
+        start_build(ROOT, directory) as run_here,
+    ):
+        for name in names:
+            for _ in range(_WARM_UPS):
+                run_before(name), run_here(name)
+            pairs = [(run_before(name), run_here(name)) for _ in range(_ROUNDS)]
+            print(name, *(f"{old:.3f}/{new:.3f}" for old, new in pairs), file=sys.stderr)
+            ratios[name] = round(statistics.median(old / new for old, new in pairs), 3)
     return ratios
 
 

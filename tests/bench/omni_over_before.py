@@ -64,8 +64,10 @@ def start_system(tree: Path) -> Iterator[int]:
     packages = [tree / "shared", *sorted(each.parent for each in tree.glob("services/*/omnibus_*")), ROOT]
     environ = {**os.environ, "PYTHONPATH": ":".join(map(str, packages))}
     command = (sys.executable, "-m", "tests.bench.omni_over_before", "--serve")
-    with subprocess.Popen(command, cwd=ROOT, env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None  # noqa: S101 - for the type checker
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environ, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
         yield int(process.stdout.readline())
         process.communicate()
 

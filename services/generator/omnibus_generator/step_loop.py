@@ -15,7 +15,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -251,7 +250,11 @@ class StepLoop:
         for making in batch:
             making.clock.set_now()
         self._has_changed = len(batch) < len(self._turns)
-        publish = partial(asyncio.get_running_loop().call_soon_threadsafe, self._push_results, batch)
+        loop = asyncio.get_running_loop()
+
+        def publish(news: Sequence[DenoiseStep | Exception]) -> None:
+            loop.call_soon_threadsafe(self._push_results, batch, news)
+
         try:
             with charge_jobs([(making.clock, float(making.denoising.tokens)) for making in batch]):
                 news = await self._compute(self._compute_steps, batch, publish)

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicCache
 
 from omnibus import errors
 from omnibus_models.contract import Code
+from omnibus_models.recorded_calls import RecordedCalls
 
 _KERNEL = 7  # of every convolution wider than one
 _DILATIONS = (1, 3, 9)  # of the residual units after each step up
@@ -49,9 +50,11 @@ def warmup_samples(config: Any) -> int:
 class Code2WavVocoding:
     """One waveform in progress, see ``contract.Vocoding``."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, waves: RecordedCalls[Tensor]) -> None:
+        """``waves`` are the calls of ``render_samples`` with ``module``."""
         config = module.config
         self._module = module
+        self._waves = waves
         self._cache = DynamicCache(config=config)
         self._per_frame, self._lost, self._reach = per_frame(config), trailing_samples(config), warmup_samples(config)
         self._frames = torch.empty(1, 0, config.hidden_size, device=module.device, dtype=module.dtype)
@@ -81,7 +84,7 @@ class Code2WavVocoding:
             return torch.empty(0)
         first = max(0, (self._sent - self._reach) // self._per_frame)
         self._frames, self._first = self._frames[:, first - self._first :], first
-        wave = self._render_samples()[self._sent - first * self._per_frame :]
+        wave = self._waves(None, self._frames)[self._sent - first * self._per_frame :]
         self._sent = end * self._per_frame - self._lost
         return wave.float().cpu()
 
@@ -100,12 +103,13 @@ class Code2WavVocoding:
         out = module.pre_transformer(inputs_embeds=inputs, past_key_values=self._cache, use_cache=True)
         self._frames = torch.cat([self._frames, out.last_hidden_state], dim=1)
 
-    def _render_samples(self) -> Tensor:
-        """Return the samples of all kept frames."""
-        wave = self._frames.transpose(1, 2)
-        for blocks in self._module.upsample:
-            for block in blocks:
-                wave = block(wave)
-        for block in self._module.decoder:
+
+def render_samples(module: Any, frames: Tensor) -> Tensor:
+    """Return the samples of hidden states [1, n, H] by the convolutions of ``module``."""
+    wave = frames.transpose(1, 2)
+    for blocks in module.upsample:
+        for block in blocks:
             wave = block(wave)
-        return wave.clamp(-1, 1).reshape(-1)
+    for block in module.decoder:
+        wave = block(wave)
+    return wave.clamp(-1, 1).reshape(-1)

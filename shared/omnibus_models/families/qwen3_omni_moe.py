@@ -14,6 +14,7 @@ from omnibus_models import loading, media
 from omnibus_models.contract import Encoded, LoadedComponent, PrefillInputs, Prepared, PromptLayout
 from omnibus_models.families import _code2wav, _mrope, _omni, _omni_audio, _qwen3, _qwen3_talker
 from omnibus_models.families._qwen3_talker import Qwen3Talker
+from omnibus_models.recorded_calls import RecordedCalls
 
 SAMPLE_RATE_HERTZ = 24_000  # samples per second of the released vocoder; no configuration names it
 _CODE2WAV = {r"^code2wav\.": ""}
@@ -151,6 +152,9 @@ class Qwen3OmniVocoder(LoadedComponent):
     talker: Any  # its configuration
     rate: int = SAMPLE_RATE_HERTZ
 
+    def __post_init__(self) -> None:
+        self._waves = RecordedCalls(self.code2wav, lambda _, frames: _code2wav.render_samples(self.code2wav, frames))
+
     @property
     def groups(self) -> int:
         """Number of codes of one frame."""
@@ -164,7 +168,7 @@ class Qwen3OmniVocoder(LoadedComponent):
     def open(self, voice: str, seed: int) -> _code2wav.Code2WavVocoding:
         """Begin one waveform. It has no noise."""
         _qwen3_talker.speaker_code(self.talker, voice)
-        return _code2wav.Code2WavVocoding(self.code2wav)
+        return _code2wav.Code2WavVocoding(self.code2wav, self._waves)
 
 
 class Qwen3OmniMoe(_omni.OmniFamily):

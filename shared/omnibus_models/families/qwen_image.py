@@ -179,7 +179,10 @@ class QwenImageDenoiser(LoadedComponent):
     def _run_transformer(
         self, shape: tuple[Plane, ...], latents: Tensor, times: Tensor, texts: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """Return the velocities of ``latents`` [rows, tokens, channels], of images with the planes of ``shape``."""
+        """Return the velocities of ``latents``.
+
+        They are [rows, tokens, channels], of images with the planes of ``shape``.
+        """
         [velocities] = self.module(
             hidden_states=latents,
             timestep=times,

@@ -78,9 +78,7 @@ def test_a_recording_that_keeps_a_size_is_found_out(caplog: pytest.LogCaptureFix
         lambda rows: rows + sum(rows[0].tolist()),
     ],
 )
-def test_a_function_that_reads_values_is_never_recorded(
-    read: object, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_function_that_reads_values_is_never_recorded(read: object, caplog: pytest.LogCaptureFixture) -> None:
     calls = RecordedCalls(Layer, lambda _, rows: read(rows))  # type: ignore[operator]
 
     with caplog.at_level(logging.WARNING):

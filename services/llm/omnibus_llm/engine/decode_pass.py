@@ -94,8 +94,8 @@ class PromptPass:
         if inputs.shape[1] > _MAX_PROMPT_TOKENS:
             return self._decoder.forward(inputs, positions, cache, None), cache
         hidden, *layers = self.calls(None, inputs, positions)
-        for number in range(len(layers) // 2):
-            cache.update(layers[2 * number], layers[2 * number + 1], number)
+        for number, (keys, values) in enumerate(zip(layers[::2], layers[1::2], strict=True)):
+            cache.update(keys, values, number)
         return hidden, cache
 
     def _compute(self, _: None, inputs: Tensor, positions: Tensor) -> tuple[Tensor, ...]:
@@ -105,7 +105,7 @@ class PromptPass:
 
 
 def _find_prompt_shape(_: None, inputs: Tensor, positions: Tensor) -> CallShape:
-    _, tokens, width = inputs.shape
+    tokens, width = inputs.shape[1:]
     return CallShape((tokens == 1, width), tokens.bit_length())
 
 

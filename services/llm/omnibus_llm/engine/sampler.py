@@ -394,8 +394,8 @@ def draw_tokens(
 ) -> Tensor:
     """Draw one token for each row of ``logits`` [B, V] with the random numbers ``keys`` [B].
 
-    Applies ``temperatures``, top-k, ``min_p``, then nucleus with ``top_p`` (Holtzman et al. 2020); they are [B, 1]. Then
-    takes the largest sum of logit and noise (Gumbel 1954; Maddison et al. 2014, A* sampling, section 2).
+    Applies ``temperatures``, top-k, ``min_p``, then nucleus with ``top_p`` (Holtzman et al. 2020); they are [B, 1].
+    Then takes the largest sum of logit and noise (Gumbel 1954; Maddison et al. 2014, A* sampling, section 2).
 
     The noise of a token depends on its id and not on its rank. Logits may be rounded differently in another batch, in a
     prefill instead of steps, or on another device. They still nearly always give the same token. Places in a cumulative

@@ -300,11 +300,13 @@ def _choose_cache(
         state_cache = StateCache(slots, context)
         return state_cache, DecodePass(decoder, state_cache)
     cache = SlotCache(slots, context)
-    if not records:
-        return cache, DecodePass(decoder, cache)
+    return cache, _choose_pass(decoder, cache) if records else DecodePass(decoder, cache)
+
+
+def _choose_pass(decoder: Decoder, cache: SlotCache) -> DecodePass:
     if decoder.device.type == "cuda":
-        return cache, FixedPass(decoder, cache, record_cuda_graphs())
-    return cache, RecordedPass(decoder, cache)
+        return FixedPass(decoder, cache, record_cuda_graphs())
+    return RecordedPass(decoder, cache)
 
 
 def _check_logits(logits: Tensor) -> None:

@@ -184,15 +184,16 @@ class TalkFeed:
         keys = iter(chance[0].unbind(1) if draws else ())
         sampling = predictor.sampling
 
-        def choose(logits: Tensor) -> Tensor:
+        def choose_codes(logits: Tensor) -> Tensor:
             likeliest = logits.argmax(-1)
             if not draws:
                 return likeliest
             temperature = torch.full_like(logits[:, :1], sampling.temperature)
             top_p = torch.full_like(temperature, sampling.top_p)
-            return torch.where(chance[1], likeliest, draw_tokens(logits, next(keys), temperature, sampling.top_k, top_p))
+            drawn_codes = draw_tokens(logits, next(keys), temperature, sampling.top_k, top_p)
+            return torch.where(chance[1], likeliest, drawn_codes)
 
-        return predictor.predict_remaining(hidden, codes, choose)
+        return predictor.predict_remaining(hidden, codes, choose_codes)
 
 
 class TalkRunner(HostedDecoder[Talker, Talking]):

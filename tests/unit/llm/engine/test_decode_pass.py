@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from omnibus_llm.engine.decode_pass import DecodePass, FixedPass, PassShape, PromptPass, RecordedPass, record_cuda_graphs
+from omnibus_llm.engine.decode_pass import (
+    DecodePass,
+    FixedPass,
+    PassShape,
+    PromptPass,
+    RecordedPass,
+    record_cuda_graphs,
+)
 from omnibus_llm.engine.slot_cache import SlotCache
 from omnibus_models import tiny
 from omnibus_models.contract import Thinker
@@ -36,9 +43,7 @@ def _make_inputs(decoder: Thinker, count: int, seed: int) -> Tensor:
 
 
 @torch.inference_mode()
-def _decode_steps(
-    decoder: Thinker, make: Callable[[Thinker, SlotCache], DecodePass], rounds: int = 1
-) -> list[Tensor]:
+def _decode_steps(decoder: Thinker, make: Callable[[Thinker, SlotCache], DecodePass], rounds: int = 1) -> list[Tensor]:
     """Return hidden rows of several steps with varying participants."""
     cache = _fill_cache(decoder)
     run, hidden_rows = make(decoder, cache), []
