@@ -84,7 +84,7 @@ class Code2WavVocoding:
             return torch.empty(0)
         first = max(0, (self._sent - self._reach) // self._per_frame)
         self._frames, self._first = self._frames[:, first - self._first :], first
-        wave = self._waves(None, self._frames)[self._sent - first * self._per_frame :]
+        wave = self._render_samples()[self._sent - first * self._per_frame :]
         self._sent = end * self._per_frame - self._lost
         return wave.float().cpu()
 
@@ -102,6 +102,10 @@ class Code2WavVocoding:
         inputs = module.code_embedding(codes + module.code_offset).mean(1)
         out = module.pre_transformer(inputs_embeds=inputs, past_key_values=self._cache, use_cache=True)
         self._frames = torch.cat([self._frames, out.last_hidden_state], dim=1)
+
+    def _render_samples(self) -> Tensor:
+        """Return the samples of all kept frames."""
+        return self._waves(None, self._frames)
 
 
 def render_samples(module: Any, frames: Tensor) -> Tensor:
