@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 MODEL = "qwen2.5-omni-world"
 
 _ROUNDS, _WITHIN = 7, 120.0
-_TEXTS, _SPEECHES = 12, 1  # requests of a connection in a round
+_TEXTS, _SPEECHES = 10, 1  # requests of a connection in a round
 _TEXT, _SPEECH = {8: _TEXTS, 16: _TEXTS}, {16: _SPEECHES, 4: _SPEECHES}
 _QUESTION = "What do you see and hear?"
 
