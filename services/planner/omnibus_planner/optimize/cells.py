@@ -11,9 +11,8 @@ from omnibus_planner.declared.planned_spec import GPUS, THROUGHPUT
 from omnibus_planner.optimize.demand import ModelDemand
 from omnibus_planner.optimize.joint import GpuBudget, PlanningGroup, PlanningOutcome
 from omnibus_planner.solve import cells, mixture, placement
-from omnibus_planner.solve.constraints import Terms
+from omnibus_planner.solve.constraints import Places, Terms
 from omnibus_planner.solve.mixture import Mixture
-from omnibus_planner.solve.placement import Places
 from omnibus_planner.solve.problem import Infeasible, SolverOption, require
 from omnibus_planner.solve.solution import Flow, Solution
 from omnibus_planner.solve.solver import Solver

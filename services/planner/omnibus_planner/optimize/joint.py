@@ -12,10 +12,11 @@ from omnibus_planner.optimize.edge_sizes import TensorHop
 from omnibus_planner.optimize.latency_goals import TailLimits, tail_limits
 from omnibus_planner.optimize.model_inputs import ModelInputs
 from omnibus_planner.solve import placement
-from omnibus_planner.solve.constraints import SolverNode, Terms
+from omnibus_planner.solve.constraints import Places, SolverNode, Terms
 from omnibus_planner.solve.flow_network import Arc, Network
+from omnibus_planner.solve.joint_solver import JointSolver
 from omnibus_planner.solve.multi_model import JointModel, join_networks
-from omnibus_planner.solve.placement import Places, TrafficOf
+from omnibus_planner.solve.placement import TrafficOf
 from omnibus_planner.solve.problem import Infeasible
 from omnibus_planner.solve.query import SolverAnswer
 from omnibus_planner.solve.replan import replan_deployment
@@ -145,7 +146,7 @@ class PlanningGroup:
                 demand = demands[name]
                 network = ready.build_network(demand.request_types, demand.quantities, partial=partial)
                 parts[name] = JointModel(network, 1.0)
-            kept = self._kept[partial] = key, Solver(join_networks(parts, self.same))
+            kept = self._kept[partial] = key, JointSolver(join_networks(parts, self.same))
         return kept[1]
 
     def _limit_traffic(self, question: SolverQuestion, most_gb_s: float | None) -> SolverQuestion:
@@ -154,7 +155,7 @@ class PlanningGroup:
             return question
         network = question.solver.frame.network
         arc_gb = [self._received_gb(network, arc) for arc in network.arcs]
-        return question._replace(solver=Solver(network, arc_gb, most_gb_s))
+        return question._replace(solver=JointSolver(network, arc_gb, most_gb_s))
 
     def _received_gb(self, network: Network, arc: Arc) -> float:
         """Return the GB that a request's finished components send to those of ``arc``."""

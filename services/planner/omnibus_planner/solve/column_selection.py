@@ -91,6 +91,8 @@ def _find_by_growing(run: SolverRun, goal: Objective | None, bounds: Sequence[Bo
             return _mark_unproven(found, goal)
         if answer is not None and (found is None or _answer_value(run, goal, answer) < _answer_value(run, goal, found)):
             found = answer
+        if goal is None and found is not None and found.rate >= run.highest:
+            return replace(found, proven=True)
         needed = (
             allowed_options(run)
             if found is None

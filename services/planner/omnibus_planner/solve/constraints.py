@@ -17,6 +17,10 @@ class SolverNode(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu: str = ""
 
 
+#: Replicas by option and node.
+Places = dict[str, dict[str, int]]
+
+
 class Terms(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Constraints of a question.
 

@@ -2,7 +2,8 @@
 
 The least cost is known before solving: no deployment beats the shortest paths (``bounds.py``), rounded up. The search
 for a deployment of that cost uses the running options and those that waste least. It prefers the fewest new replicas,
-then the fewest of options that do not run yet. If it finds none, the full problem is solved.
+then the fewest of options that do not run yet. If it finds none, the full problem is solved. Models that share no
+option are small problems, and are solved in full.
 """
 
 import math
@@ -33,6 +34,8 @@ def replan_deployment(solver: Solver, rate: float, running: dict[str, int], term
     terms = msgspec.structs.replace(terms or Terms(), running=running)
     require(math.isfinite(rate) and rate >= 0, f"the rate is {rate}: it must be a finite number, 0 or more")
     run = solver.create_run(terms)
+    if solver.is_divisible(run):
+        return solver.solve_least(rate, terms)
     bounds = solver.mix_bounds(run, solver.frame.costs)
     lowest = max(each.each for each in bounds) * rate
     if rate > 0 and lowest > 0 and solver.cost_objective.is_integral and column_selection.is_waste_decisive(run):

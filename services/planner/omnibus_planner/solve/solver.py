@@ -8,7 +8,9 @@ always has the same answer.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +32,13 @@ from omnibus_planner.solve.solution import Solution
 _RATE_TOLERANCE = 1e-9
 #: Number of cached bounds.
 _MAX_CACHED_BOUNDS = 64
+
+
+class LeastAnswer(NamedTuple):
+    """The answer of least cost. If ``settled``, the order among equals is proven."""
+
+    answer: SolverAnswer
+    settled: bool
 
 
 class Solver:
@@ -63,16 +72,13 @@ class Solver:
         run.highest = sum(have.values()) / each
         arcs = self.frame.allowed_arcs(column_selection.allowed_options(run))
         blocked = any(unreached_types(self.frame.network, mix, arcs) for mix in run.mixes)
-        best = None if blocked else column_selection.find_best(run, None, bounds)
+        best = None if blocked else self.find_most(run, bounds)
         if best is None or best.rate <= run.highest * _RATE_TOLERANCE:
             if best is not None and not best.proven:  # the search started from nothing and timed out
                 raise run.deadline.exceeded_error()
             return self._empty_solution(0.0, run.highest, "rate")
         run.lowest = best.rate
-        keep = column_selection.options_within_waste(run, bounds, column_selection.spare_gpus(run, bounds, best.rate))
-        by_gpus = np.array_equal(self.frame.costs, self.frame.gpus)
-        fewest = math.ceil(each * best.rate - 1e-6) if by_gpus else -np.inf
-        answer, settled = self._break_ties(run, bounds, best, keep, fewest)
+        answer, settled = self._settle_most(run, bounds, best)
         if answer.rate < best.rate * (1 - SERVED_TOLERANCE):
             answer, settled = best, False
         gap = 0.0 if best.proven else max(0.0, min(best.bound, run.highest) / best.rate - 1)
@@ -91,17 +97,43 @@ class Solver:
         bounds = self.mix_bounds(run, self.frame.costs)
         lowest = max(each.each for each in bounds) * rate
         run.lowest = run.highest = rate
+        least = self.find_least(run, bounds)
+        if least is None:
+            raise Infeasible(_describe_shortage(run, rate, lowest))
+        value = self.cost_objective.value(least.answer.replicas, run.running)
+        known = max(least.answer.bound, math.ceil(lowest - 1e-6) if self.cost_objective.is_integral else lowest)
+        gap = 0.0 if least.answer.proven or value <= known else 1 - known / value
+        return self.build_solution(run, least.answer, "cost", lowest, gap, settled=least.settled)
+
+    # Searches
+
+    def is_divisible(self, run: SolverRun) -> bool:
+        """Return True if ``run`` is solved in parts."""
+        return False
+
+    def find_most(self, run: SolverRun, bounds: list[Bound]) -> SolverAnswer | None:
+        """Return an answer of the highest rate, before ties are broken; None if nothing fits."""
+        return column_selection.find_best(run, None, bounds)
+
+    def find_least(self, run: SolverRun, bounds: list[Bound]) -> "LeastAnswer | None":
+        """Return the answer of least cost for the rate of ``run``; None if there is none."""
+        rate = run.lowest
         run.top = np.minimum(run.top, self._useful_replicas(run, rate))
         found = column_selection.find_best(run, self.cost_objective, bounds)
         if found is None:
-            raise Infeasible(_describe_shortage(run, rate, lowest))
+            return None
         value = self.cost_objective.value(found.replicas, run.running)
         run.hold_goal(self.cost_objective, found.replicas)
         keep = column_selection.options_within_waste(run, bounds, [value - each.each * rate for each in bounds])
         answer, settled = self._break_ties(run, bounds, found, keep)
-        known = max(found.bound, math.ceil(lowest - 1e-6) if self.cost_objective.is_integral else lowest)
-        gap = 0.0 if found.proven or value <= known else 1 - known / value
-        return self.build_solution(run, answer, "cost", lowest, gap, settled=settled)
+        return LeastAnswer(replace(answer, bound=found.bound, proven=found.proven), settled)
+
+    def _settle_most(self, run: SolverRun, bounds: list[Bound], best: SolverAnswer) -> tuple[SolverAnswer, bool]:
+        """Break ties among answers as good as ``best``; True if they are proven."""
+        keep = column_selection.options_within_waste(run, bounds, column_selection.spare_gpus(run, bounds, best.rate))
+        by_gpus = np.array_equal(self.frame.costs, self.frame.gpus)
+        fewest = math.ceil(max(at.each for at in bounds) * best.rate - 1e-6) if by_gpus else -np.inf
+        return self._break_ties(run, bounds, best, keep, fewest)
 
     # Construction of questions
 

@@ -123,8 +123,8 @@ def _deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
     facts = [f"GPUs: {', '.join(gpus)}", f"price {_number_text(deployment.get('price'))}"]
     if deployment.get("distance") is not None:
         facts.append(f"{_share_text(deployment['distance'])} from what fractions of replicas could do")
-    if deployment.get("gap"):
-        facts.append(f"not proven to be the best by {_share_text(deployment['gap'])}")
+    if (gap := deployment.get("gap")) is not None:
+        facts.append(f"at most {gap:.1%} from the best" if gap > 0 else "proven to be the best")
     yield "; ".join(facts)
     if deployment.get("nodes"):
         yield f"on nodes: {_list_text(deployment['nodes'])}"
