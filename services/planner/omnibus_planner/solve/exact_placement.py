@@ -35,15 +35,13 @@ def place_exactly(
         return {}
     upper = [nodes[n].gpus // options[o].gpus if nodes[n].gpu == options[o].gpu else 0 for o, n in pairs]
     here = [running.get(option, {}).get(node, 0) for option, node in pairs]
-    every = np.zeros((len(wanted), 2 * count))
-    room = np.zeros((len(names), 2 * count))
-    for at, (option, node) in enumerate(pairs):
-        every[wanted.index(option), at] = 1.0
-        room[names.index(node), at] = options[option].gpus
+    blank = sparse.csc_array((len(wanted) + len(names), count))
+    every = sparse.kron(sparse.eye_array(len(wanted)), np.ones((1, len(names))))
+    room = sparse.hstack([options[option].gpus * sparse.eye_array(len(names)) for option in wanted])
     total = np.array([float(replicas[option]) for option in wanted])
     stay = sparse.hstack([-sparse.eye_array(count), sparse.eye_array(count)])
     program = Program(
-        sparse.vstack([every, room, stay], format="csc"),
+        sparse.vstack([sparse.hstack([sparse.vstack([every, room]), blank]), stay], format="csc"),
         np.concatenate([total, np.full(len(names) + count, -np.inf)]),
         np.concatenate([total, [float(nodes[name].gpus) for name in names], np.zeros(count)]),
         np.zeros(2 * count),

@@ -1,25 +1,27 @@
-"""Replicas onto nodes as bins: a replica's GPUs must not span two. First-fit first, then exact.
+"""Replicas onto nodes as bins: a replica's GPUs must not span two. First-fit, then patterns of nodes, then exact.
 
-Among placements that move equally few running replicas, it chooses the one with the least traffic between nodes.
+Among placements that move equally few running replicas, it chooses one with little traffic between nodes. On few nodes
+it is the least.
 """
 
 from collections.abc import Callable, Mapping
 
 from omnibus.errors import DeadlineExceeded
-from omnibus_planner.solve.constraints import SolverNode, Terms
+from omnibus_planner.solve.constraints import Places, SolverNode, Terms
 from omnibus_planner.solve.exact_placement import place_exactly
 from omnibus_planner.solve.highs import Deadline
+from omnibus_planner.solve.node_patterns import NodePatterns
 from omnibus_planner.solve.problem import SolverOption, require
 from omnibus_planner.solve.solution import Solution
 from omnibus_planner.solve.solver import Solver
-from omnibus_planner.solve.traffic import OptionTraffic, crossing_traffic
+from omnibus_planner.solve.traffic import OptionTraffic, least_crossing_share
 
-#: Replicas by option and node.
-Places = dict[str, dict[str, int]]
 #: GB/s between the options of a solution.
 TrafficOf = Callable[[Solution], OptionTraffic]
 #: Most branches of the search for a placement with less traffic than a known one.
 _MAX_BRANCHES = 500
+#: Most nodes of that search: each is a column of every option and every pair of options.
+_MAX_EXACT_NODES = 8
 #: GB/s that count as none.
 _NO_TRAFFIC = 1e-9
 
@@ -31,12 +33,12 @@ def most_within_nodes(solver: Solver, terms: Terms, traffic_of: TrafficOf | None
     again with a node for each replica.
     """
     require(bool(terms.nodes), "name the nodes that replicas go to")
-    found = solver.solve_most(terms)
-    places = _place_solution(solver, found, terms, traffic_of)
+    solution = solver.solve_most(terms)
+    places = _place_solution(solver, solution, terms, traffic_of)
     if places is None:
-        found = solver.solve_most(terms, packed=True)
-        places = _place_solution(solver, found, terms, traffic_of)
-    return found, _require_places(places)
+        solution = solver.solve_most(terms, packed=True)
+        places = _place_solution(solver, solution, terms, traffic_of)
+    return solution, _require_places(places)
 
 
 def least_within_nodes(
@@ -44,17 +46,17 @@ def least_within_nodes(
 ) -> tuple[Solution, Places]:
     """Run ``Solver.solve_least`` within ``terms.nodes``, and place each replica."""
     require(bool(terms.nodes), "name the nodes that replicas go to")
-    found = solver.solve_least(rate, terms)
-    places = _place_solution(solver, found, terms, traffic_of)
+    solution = solver.solve_least(rate, terms)
+    places = _place_solution(solver, solution, terms, traffic_of)
     if places is None:
-        found = solver.solve_least(rate, terms, packed=True)
-        places = _place_solution(solver, found, terms, traffic_of)
-    return found, _require_places(places)
+        solution = solver.solve_least(rate, terms, packed=True)
+        places = _place_solution(solver, solution, terms, traffic_of)
+    return solution, _require_places(places)
 
 
-def _place_solution(solver: Solver, found: Solution, terms: Terms, traffic_of: TrafficOf | None) -> Places | None:
-    traffic = traffic_of(found) if traffic_of is not None and len(terms.nodes) > 1 else {}
-    return place_replicas(found.replicas, solver.frame.network.options, terms.nodes, traffic=traffic)
+def _place_solution(solver: Solver, solution: Solution, terms: Terms, traffic_of: TrafficOf | None) -> Places | None:
+    traffic = traffic_of(solution) if traffic_of is not None and len(terms.nodes) > 1 else {}
+    return place_replicas(solution.replicas, solver.frame.network.options, terms.nodes, traffic=traffic)
 
 
 def _require_places(places: Places | None) -> Places:
@@ -75,7 +77,8 @@ def place_replicas(
 
     The first attempt is first-fit, largest first, which is exact if sizes divide each other. It may fail, move a
     running replica, or let ``traffic`` (GB/s between options) cross nodes. Then each node is filled with the same share
-    of every option. At last a program decides.
+    of every option, and patterns of nodes improve that. At last a program decides, if there are few nodes or nothing
+    fitted.
     """
     running = running or {}
     sent = {ends: rate for ends, rate in (traffic or {}).items() if rate > 0 and all(map(replicas.get, ends))}
@@ -83,20 +86,40 @@ def place_replicas(
     known = _first_fit(replicas, options, nodes, kept)
     if known and not _total_crossing(known, sent):
         return known
+    deadline = Deadline(within)
     if sent:
-        known = _less_crossing(known, _balanced_fit(replicas, options, nodes, kept), sent)
+        known = _reduce_crossing(known, replicas, options, nodes, kept, sent, deadline)
     if not known:
-        return place_exactly(replicas, options, nodes, running, sent, Deadline(within))
-    return (
-        _improve_places(known, replicas, options, nodes, running, sent, within)
-        if _total_crossing(known, sent)
-        else known
-    )
+        return place_exactly(replicas, options, nodes, running, sent, deadline)
+    if len(nodes) > _MAX_EXACT_NODES or not _total_crossing(known, sent):
+        return known
+    return _improve_places(known, replicas, options, nodes, running, sent, within)
+
+
+def _reduce_crossing(
+    first: Places | None,
+    replicas: Mapping[str, int],
+    options: Mapping[str, SolverOption],
+    nodes: Mapping[str, SolverNode],
+    stay: Places,
+    traffic: OptionTraffic,
+    deadline: Deadline,
+) -> Places | None:
+    """Return a placement with less traffic than ``first``, if there is one."""
+    even = _balanced_fit(replicas, options, nodes, stay)
+    best = _less_crossing(first, even, traffic)
+    if not best or not _total_crossing(best, traffic):
+        return best
+    patterns = NodePatterns(replicas, options, nodes, stay, traffic)
+    return _less_crossing(best, patterns.find_places([each for each in (first, even) if each], deadline), traffic)
 
 
 def _total_crossing(places: Places, traffic: OptionTraffic) -> float:
     """Return the GB/s between nodes; 0 for rounding errors."""
-    total = sum(crossing_traffic(places, traffic).values())
+    total = sum(
+        rate * least_crossing_share(places.get(source, {}), places.get(target, {}))
+        for (source, target), rate in traffic.items()
+    )
     return total if total > _NO_TRAFFIC else 0.0
 
 
@@ -144,13 +167,13 @@ def _keep_running(
     replicas: Mapping[str, int], nodes: Mapping[str, SolverNode], running: Mapping[str, Mapping[str, int]]
 ) -> Places:
     """Return the running replicas that are still needed, on their nodes."""
-    found: Places = {}
+    places: Places = {}
     for option, count in replicas.items():
         for node, there in running.get(option, {}).items():
-            stay = min(there, count - sum(found.get(option, {}).values())) if node in nodes else 0
+            stay = min(there, count - sum(places.get(option, {}).values())) if node in nodes else 0
             if stay > 0:
-                found.setdefault(option, {})[node] = stay
-    return found
+                places.setdefault(option, {})[node] = stay
+    return places
 
 
 def _first_fit(
@@ -162,13 +185,17 @@ def _first_fit(
     places = {option: dict(there) for option, there in kept.items()}
     for option in sorted(replicas, key=lambda name: (-options[name].gpus, name)):
         wanted = options[option]
-        for _ in range(replicas[option] - sum(kept.get(option, {}).values())):
-            node = next((n for n in nodes if nodes[n].gpu == wanted.gpu and left[n] >= wanted.gpus), "")
+        fitting = (node for node in nodes if nodes[node].gpu == wanted.gpu and left[node] >= wanted.gpus)
+        missing = replicas[option] - sum(kept.get(option, {}).values())
+        while missing > 0:
+            node = next(fitting, "")
             if not node:
                 return None
-            left[node] -= wanted.gpus
+            count = min(missing, left[node] // wanted.gpus)
+            left[node] -= count * wanted.gpus
             there = places.setdefault(option, {})
-            there[node] = there.get(node, 0) + 1
+            there[node] = there.get(node, 0) + count
+            missing -= count
     return places
 
 

@@ -35,6 +35,12 @@ def crossing_shares(
     return found
 
 
+def least_crossing_share(giving: Mapping[str, int], taking: Mapping[str, int]) -> float:
+    """Return the least fraction of traffic that crosses nodes, from replicas ``giving`` to replicas ``taking``."""
+    given, taken = _replica_shares(giving), _replica_shares(taking)
+    return sum(part - min(part, taken.get(node, 0.0)) for node, part in given.items()) if taken else 0.0
+
+
 def _least_crossing(given: Mapping[str, float], taken: Mapping[str, float]) -> dict[tuple[str, str], float]:
     out = {node: part - min(part, taken.get(node, 0.0)) for node, part in given.items()}
     into = {node: part - min(part, given.get(node, 0.0)) for node, part in taken.items()}
