@@ -160,7 +160,7 @@ plans: $(VENV)/.dev ## Compare curves of plans with running systems of simulated
 	$(BIN)/python -m tests.bench.live_plans --curve $(ARGS)
 
 lab: $(VENV)/.dev ## Repeat the papers' experiments that the code has changed for, and write docs/lab.md (ARGS=--all)
-	$(BIN)/python -m omnibus_planner.lab --write $(ARGS)
+	$(BIN)/python -m tests.lab --write $(ARGS)
 
 fuzz: $(VENV)/.dev ## Fuzz every parser that strangers reach (MINUTES=60 SEED=)
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)

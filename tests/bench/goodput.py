@@ -3,15 +3,15 @@
     python -m tests.bench.goodput
     python -m tests.bench.goodput table     # the planned shape next to all that TriInfer's search lists, by goals
 
-The model, its goals and the shapes are those of the lab (``omnibus_planner.lab.goodput``).
+The model, its goals and the shapes are those of the lab (``tests.lab.goodput``).
 """
 
 import json
 import sys
 
-from omnibus_planner.lab.goodput import best_listed, chosen_method, planned
-from omnibus_planner.lab.staged_cluster import ALL, NAIVE, TABLE_5, TEXTCAPS, goodput, monolith
 from tests.bench.cases import SHAPED, SLOTS, STAGED
+from tests.lab.goodput import best_listed, chosen_method, planned
+from tests.lab.staged_cluster import ALL, NAIVE, TABLE_5, TEXTCAPS, goodput, monolith
 
 
 def measure_goodput() -> dict[str, float]:

@@ -220,11 +220,6 @@ ALONE = [
         "omnibus: checkpoints/vl is not a directory, nor in this machine's cache of the Hugging Face hub: download it with `omnibus models get checkpoints/vl`, or set OMNIBUS_EXECUTOR_DOWNLOAD=1 for executors",
     ),
     Mistake(
-        "a problem of a plan that is not there",
-        "omnibus plan solve problem.json",
-        "omnibus: …/problem.json cannot be read: No such file or directory",
-    ),
-    Mistake(
         "a workload that is not there",
         "omnibus profile qwen3-tiny --workload requests.json",
         "omnibus: --workload requests.json: cannot read this file",
@@ -240,7 +235,6 @@ ALONE = [
         "omnibus: there is no shell 'fish'; there is bash, zsh, tcsh (`omnibus completion --help`)",
         USAGE,
     ),
-    Mistake("an experiment that there is not", "omnibus lab rooting", "omnibus: there is no experiment 'rooting'; …"),
     Mistake(
         "a backup that is not there",
         "omnibus restore yesterday.tar",

@@ -10,7 +10,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "tail", "show", "replay", "step", "fork", "compare", "bisect", "deadletters", "usage",
     ),
     "several machines": ("node", "nodes"),
-    "plan": ("top", "plan", "canary", "whatif", "size", "lab"),
+    "plan": ("top", "plan", "canary", "whatif", "size"),
     "operate it for others": ("keys", "nats-config", "backup", "restore", "completion"),
 }  # fmt: skip
 #: Examples of each command.

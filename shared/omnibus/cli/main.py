@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from omnibus import __version__
-from omnibus.cli import access, help_texts, lab, record_commands, runs, size, whatif
+from omnibus.cli import access, help_texts, record_commands, runs, size, whatif
 from omnibus.cli.arguments import (
     add_adapters_command,
     add_app_canary_arguments,
@@ -44,7 +44,6 @@ _HANDLERS = {
     "env": "environment:print_environment",
     "fork": "steps:fork_and_print",
     "keys": "keys:run_keys",
-    "lab": "lab:run_lab",
     "logs": "processes:print_logs",
     "models": "models:run_models",
     "nats-config": "nats_config:nats_config",
@@ -55,7 +54,6 @@ _HANDLERS = {
     "node unit": "nodes:print_unit",
     "nodes": "nodes:list_nodes",
     "plan": "plans:run_plan",
-    "plan solve": "plan:solve_plan",
     "ps": "processes:list_runs",
     "profile": "profile:profile_model",
     "replay": "invocations:replay_invocation",
@@ -140,7 +138,6 @@ def _build_parser() -> argparse.ArgumentParser:
     _add_plan(commands)
     add_canary_command(commands)
     whatif.add_whatif_command(commands)
-    lab.add_lab_command(commands)
     size.add_size_command(commands)
     add_models_command(commands)
     add_adapters_command(commands)
@@ -318,9 +315,6 @@ def _add_plan(commands: Any) -> None:
     for command in (show, diff, history, rollback, resume, cells):
         add_output_options(command, names="epochs" if command is history else "")
         command.add_argument("--store", metavar="URL", help="the store; without it the running `omnibus up` is found")
-    solve = own.add_parser("solve", help="print {id: answer} for the cases of a JSON file")
-    solve.add_argument("file", metavar="FILE", help="a JSON list of cases")
-    solve.add_argument("--within", type=float, default=60.0, metavar="SECONDS", help="for each case (default 60)")
 
 
 def _add_profile(commands: Any) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 
 from omnibus.cli.output import add_output_options
-from omnibus.cli.plan import planner_environment
 from omnibus.errors import BadRequest, StageUnavailable
-from omnibus.process.spec import SHARED, python_command
+from omnibus.process.spec import SHARED, has_package, python_command, python_path
 from omnibus.up import runs
 
 _MODULE = "omnibus_planner.whatif"
@@ -55,7 +54,7 @@ async def run_whatif(options: argparse.Namespace) -> int:
     process = await asyncio.create_subprocess_exec(
         *python_command(_MODULE, msgspec.json.encode(question).decode()),
         cwd=SHARED,
-        env={**planner_environment(), **_addresses(options)},
+        env={**_planner_environment(), **_addresses(options)},
     )
     try:
         return await process.wait()
@@ -63,6 +62,14 @@ async def run_whatif(options: argparse.Namespace) -> int:
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def _planner_environment() -> dict[str, str]:
+    """Return the environment of a process of the planner. Raises ``BadRequest`` if the planner is not installed next to
+    this SDK."""
+    if not has_package("omnibus_planner"):
+        raise BadRequest("the planner is not installed: run `pip install 'omnibus-serve[all,local]'`")
+    return {**os.environ, "PYTHONPATH": python_path()}
 
 
 def _absolute_path(path: str) -> str:

@@ -23,7 +23,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("line", "expected_words"),
     [
         ("pl", {"plan"}),
-        ("plan ", {"show", "diff", "history", "rollback", "resume", "cells", "solve"}),
+        ("plan ", {"show", "diff", "history", "rollback", "resume", "cells"}),
         ("up --no", {"--nodes", "--no-models"}),
         ("up --models de", {"declared.json"}),
         ("up --apps-dir ", {"apps"}),

@@ -45,7 +45,7 @@ def test_wrong_arguments_are_explained_with_exit_code_2(arguments: list[str], ca
     assert re.fullmatch(r"omnibus: .* \(`omnibus [a-z -]*--help`\)\n", capsys.readouterr().err)
 
 
-PLAN = ["plan solve", "plan show", "plan diff", "plan history", "plan rollback", "plan resume"]
+PLAN = ["plan show", "plan diff", "plan history", "plan rollback", "plan resume"]
 APP = ["app register", "app list", "app show", "app invoke", "app update", "app unregister", "app check", "app run"]
 
 MODELS = ["models list", "models show", "models check", "models get", "models tiny"]

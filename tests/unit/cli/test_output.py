@@ -21,8 +21,8 @@ from omnibus.reference.sizing import MIB, USED_SHARE, read_measurements
 from omnibus.store import PlanHistoryEntry
 from tests.unit.cli.watched import MonitorClock
 
-#: Commands that print no facts: a demonstration, a script for a shell, and one that prints JSON in any case.
-WITHOUT_JSON = {"omnibus demo", "omnibus completion", "omnibus plan solve"}
+#: Commands that print no facts: a demonstration, and a script for a shell.
+WITHOUT_JSON = {"omnibus demo", "omnibus completion"}
 SCREEN = 80
 
 

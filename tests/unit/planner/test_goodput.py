@@ -2,8 +2,8 @@
 
 import pytest
 
-from omnibus_planner.lab.goodput import best_listed, chosen_method, planned
-from omnibus_planner.lab.staged_cluster import ALL, NAIVE, TABLE_5, TEXTCAPS, Replay, StageGoals, goodput, monolith
+from tests.lab.goodput import best_listed, chosen_method, planned
+from tests.lab.staged_cluster import ALL, NAIVE, TABLE_5, TEXTCAPS, Replay, StageGoals, goodput, monolith
 
 REPLAY = Replay(20.0, 0.25)  # seconds of load; req/s per GPU
 MORE = 1.15

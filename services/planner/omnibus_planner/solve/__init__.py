@@ -10,7 +10,7 @@
     joint_solver.py, network_parts.py   the same for models that share no option: each alone, and the GPUs divided
     solution.py        the answer and its paths; sensitivity.py its explanation
     cells.py, mixture.py        GPU allocations that serve alone, and the number of each
-    topology.py, traffic.py     nodes and the traffic between them
+    traffic.py         traffic between nodes
     placement.py, node_patterns.py, exact_placement.py   a node for each replica: on many nodes, on few
     multi_model.py, slo.py, baselines.py   several models at once; tail latency; rules of others
 

@@ -71,18 +71,6 @@ def triinfer_methods(frame: FlowMatrix, stages: Mapping[str, str], instances: in
     }
 
 
-def triinfer_shapes(instances: int) -> list[dict[str, int]]:
-    """Return all candidates of TriInfer's exhaustive search (section 5.4): each method with each ratio.
-
-    A candidate is the instances by stage.
-    """
-    found: list[dict[str, int]] = []
-    for first in range(1, instances):
-        found += [{"EP": first, "D": instances - first}, {"ED": first, "P": instances - first}]
-        found += [{"E": first, "P": then, "D": instances - first - then} for then in range(1, instances - first)]
-    return found
-
-
 def _split_proportionally(count: int, work: Sequence[float]) -> list[int]:
     """Divide ``count`` in proportion to ``work``, rounded, each at least 1; the largest absorbs the rounding."""
     total = sum(work)

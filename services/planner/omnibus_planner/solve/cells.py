@@ -8,9 +8,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from omnibus_planner.solve import mixture
 from omnibus_planner.solve.constraints import Terms
-from omnibus_planner.solve.mixture import Cell, Mixture
+from omnibus_planner.solve.mixture import Cell
 from omnibus_planner.solve.problem import require
 from omnibus_planner.solve.solution import Solution
 from omnibus_planner.solve.solver import Solver
@@ -31,8 +30,3 @@ def solve_sizes(solver: Solver, sizes: Sequence[int], terms: Terms | None = None
 def to_cells(solutions: dict[int, Solution]) -> list[Cell]:
     """Convert solutions to cells."""
     return [Cell(size, solution.rate) for size, solution in solutions.items()]
-
-
-def best_mixture(solver: Solver, sizes: Sequence[int], gpus: int, terms: Terms | None = None) -> Mixture:
-    """Return the mixture of cells that serves most within ``gpus``."""
-    return mixture.most_requests(to_cells(solve_sizes(solver, sizes, terms)), gpus)

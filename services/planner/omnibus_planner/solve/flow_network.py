@@ -4,8 +4,6 @@ Arcs represent all paths over all options, including mixed ones such as E then E
 components have 1,616 arcs, but more than a hundred million paths for one type alone. At each stop an option runs all of
 its remaining components that can run. A request visits the option again if others must run in between: ED encodes, P
 prefills, ED decodes.
-
-A listed path is one arc from nothing to everything; both forms are the same program.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +17,6 @@ from omnibus_planner.solve.problem import PlanningProblem, SolverOption, check_a
 
 #: More arcs would take minutes to solve and gigabytes to hold.
 _MAX_ARCS = 200_000
-
-#: Seconds per request of a request type, the number of its path and an option. Absent: 0.
-PathSeconds = Mapping[tuple[str, int, str], float]
 
 
 class Use(NamedTuple):
@@ -74,7 +69,7 @@ class Network:
         return tuple(check_amount(shares.get(name, 0.0), f"the share of request type {name}") for name in self.types)
 
 
-class _ComponentSets:
+class ComponentSets:
     """Sets of components as integers."""
 
     def __init__(self, problem: PlanningProblem) -> None:
@@ -114,7 +109,7 @@ def build_lattice(problem: PlanningProblem, seconds: Seconds, *, partial: bool =
     ``BadRequest``.
     """
     check_problem(problem)
-    bits, arcs = _ComponentSets(problem), []
+    bits, arcs = ComponentSets(problem), []
     masks = [(at, name, bits.to_mask(option.components)) for at, (name, option) in enumerate(problem.options.items())]
     whole = tuple(bits.to_mask(kind.components) for kind in problem.types.values())
     for number, name in enumerate(problem.types):
@@ -141,7 +136,7 @@ def keep_arcs(network: Network, allowed: Sequence[bool]) -> Network:
 class _Uses:
     """Computes the seconds of each role once."""
 
-    def __init__(self, kind: str, bits: _ComponentSets, seconds: Seconds) -> None:
+    def __init__(self, kind: str, bits: ComponentSets, seconds: Seconds) -> None:
         self._kind, self._bits, self._seconds = kind, bits, seconds
         self._known: dict[tuple[int, int], Use | None] = {}
 
@@ -156,7 +151,7 @@ class _Uses:
 
 
 def _lattice_steps(
-    whole: int, masks: Sequence[tuple[int, str, int]], bits: _ComponentSets, uses: _Uses, partial: bool
+    whole: int, masks: Sequence[tuple[int, str, int]], bits: ComponentSets, uses: _Uses, partial: bool
 ) -> Iterator[tuple[int, int, Use]]:
     """Yield all reachable steps of one request type, fewest finished components first."""
     reached, waiting = {0}, [(0, 0)]
@@ -172,57 +167,3 @@ def _lattice_steps(
                 if done | role not in reached:
                     reached.add(done | role)
                     heappush(waiting, ((done | role).bit_count(), done | role))
-
-
-def listed_paths(
-    problem: PlanningProblem, paths: Mapping[str, Sequence[Sequence[str]]], seconds: PathSeconds
-) -> Network:
-    """Build the network of listed paths only: option names in the order of execution.
-
-    If a path visits an option twice, its seconds are those of both visits. Raises ``BadRequest``.
-    """
-    check_problem(problem)
-    _check_rows(problem, paths, seconds)
-    bits, number, arcs = _ComponentSets(problem), {name: at for at, name in enumerate(problem.options)}, []
-    for kind, (name, declared) in enumerate(problem.types.items()):
-        whole = bits.to_mask(declared.components)
-        for index, path in enumerate(paths.get(name, ())):
-            uses: list[Use] = []
-            for option, role in _path_roles(problem, bits, name, path):
-                again = any(use.option == number[option] for use in uses)
-                spent = 0.0 if again else float(seconds.get((name, index, option), 0.0))
-                uses.append(Use(number[option], spent, role))
-            arcs.append(Arc(kind, 0, whole, tuple(uses)))
-    shares = tuple(float(kind.share) for kind in problem.types.values())
-    whole_of = tuple(bits.to_mask(kind.components) for kind in problem.types.values())
-    return Network(dict(problem.options), tuple(problem.types), shares, whole_of, tuple(arcs))
-
-
-def _path_roles(
-    problem: PlanningProblem, bits: _ComponentSets, kind: str, path: Sequence[str]
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield each stop of a path with its components: those of the option that are not done and can run."""
-    whole, done, said = (
-        bits.to_mask(problem.types[kind].components),
-        0,
-        f"path {' > '.join(path)} of request type {kind}",
-    )
-    for option in path:
-        require(option in problem.options, f"{said} uses option {option!r}, which is not declared")
-        left = bits.to_mask(problem.options[option].components) & whole & ~done
-        require(bool(left), f"{said} has nothing left to run on {option}")
-        role = bits.runnable_part(left, done, whole)
-        require(bool(role), f"{said} runs {option} before what it waits for")
-        yield option, bits.component_names(role)
-        done |= role
-    require(done == whole, f"{said} does not run {', '.join(bits.component_names(whole & ~done))}")
-
-
-def _check_rows(problem: PlanningProblem, paths: Mapping[str, Sequence[Sequence[str]]], seconds: PathSeconds) -> None:
-    for name in paths:
-        require(name in problem.types, f"paths of {name!r}, which is no request type")
-    for (kind, index, option), spent in seconds.items():
-        said = f"seconds of option {option} on path {index} of {kind}"
-        require(kind in paths and 0 <= index < len(paths[kind]), f"{said}: there is no such path")
-        require(option in paths[kind][index], f"{said}: the path does not use it")
-        check_amount(spent, said)

@@ -95,24 +95,6 @@ def binary_mixture(cells: Sequence[Cell], gpus: int) -> Mixture:
     return Mixture(found, gpus - left, rate)
 
 
-def bisected_mixture(cells: Sequence[Cell], rate: float) -> Mixture:
-    """Return the mixture with the fewest GPUs for ``rate``, for power-of-two sizes.
-
-    It bisects the number of GPUs of ``binary_mixture``.
-    """
-    require(any(cell.rate > 0 for cell in _check_cells(cells)), "no cell serves anything")
-    check_amount(rate, "the rate")
-    low, high = 0, 1
-    while binary_mixture(cells, high).rate < rate * (1 - _ROUNDING):
-        low, high = high, high * 2
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (
-            (low, middle) if binary_mixture(cells, middle).rate >= rate * (1 - _ROUNDING) else (middle + 1, high)
-        )
-    return binary_mixture(cells, high) if rate > 0 else Mixture({}, 0, 0.0)
-
-
 def printed_mixture(cells: Sequence[Cell], rate: float) -> Mixture | None:
     """Run Algorithm 2 as printed; None if it does not terminate."""
     known = sorted(_check_cells(cells), key=lambda cell: cell.gpus, reverse=True)

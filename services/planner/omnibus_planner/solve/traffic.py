@@ -55,15 +55,6 @@ def _least_crossing(given: Mapping[str, float], taken: Mapping[str, float]) -> d
     }
 
 
-def crossing_traffic(places: Mapping[str, Mapping[str, int]], traffic: OptionTraffic) -> dict[tuple[str, str], float]:
-    """Return GB/s between nodes, for the option's replicas at ``places``."""
-    found: dict[tuple[str, str], float] = {}
-    for (source, target), rate in traffic.items():
-        for pair, share in crossing_shares(places.get(source, {}), places.get(target, {})).items():
-            found[pair] = found.get(pair, 0.0) + rate * share
-    return found
-
-
 def _replica_shares(there: Mapping[str, int]) -> dict[str, float]:
     total = sum(there.values())
     return {node: count / total for node, count in there.items() if count}

@@ -14,6 +14,7 @@ from omnibus_planner.solve.multi_model import JointModel, join_networks
 from omnibus_planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption
 from omnibus_planner.solve.sensitivity import explain_solution
 from omnibus_planner.solve.solver import Solver
+from tests.lab.goodput import triinfer_shapes
 from tests.unit.planner.solve import worlds
 
 
@@ -115,7 +116,7 @@ def test_the_heuristic_takes_what_a_replay_of_the_history_finds_best():
 
 
 def test_an_exhaustive_search_lists_each_method_with_each_ratio():
-    shapes = baselines.triinfer_shapes(8)
+    shapes = triinfer_shapes(8)
 
     assert len(shapes) == 35 == len({tuple(sorted(shape.items())) for shape in shapes})
     assert all(sum(shape.values()) == 8 for shape in shapes)

@@ -8,9 +8,10 @@ from omnibus.errors import BadRequest
 from omnibus_planner.solve.constraints import Terms
 from omnibus_planner.solve.cost_fit import Measured, SecondsLine, fit_profile, measured_seconds
 from omnibus_planner.solve.enumerate import Gpu, bounded_seconds, enumerate_options, kv_rate
-from omnibus_planner.solve.flow_network import build_lattice, listed_paths
+from omnibus_planner.solve.flow_network import build_lattice
 from omnibus_planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption, check_problem
 from omnibus_planner.solve.solver import Solver
+from tests.lab.listed_paths import listed_paths
 
 
 def make_problem(options=None, types=None, order=(("E", "L"),), components=("E", "L"), **more):

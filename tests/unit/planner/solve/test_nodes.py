@@ -8,11 +8,13 @@ import pytest
 from scipy.optimize import linprog
 
 from omnibus.errors import BadRequest
-from omnibus_planner.solve import placement, topology
+from omnibus_planner.solve import placement
 from omnibus_planner.solve.constraints import SolverNode, Terms
-from omnibus_planner.solve.flow_network import build_lattice, listed_paths
+from omnibus_planner.solve.flow_network import build_lattice
 from omnibus_planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption
 from omnibus_planner.solve.solver import Solver
+from tests.lab import topology
+from tests.lab.listed_paths import listed_paths
 from tests.unit.planner.solve import worlds
 
 

@@ -7,10 +7,11 @@ import pytest
 
 from omnibus.errors import BadRequest, DeadlineExceeded
 from omnibus_planner.solve.constraints import Terms
-from omnibus_planner.solve.flow_network import build_lattice, listed_paths
+from omnibus_planner.solve.flow_network import build_lattice
 from omnibus_planner.solve.problem import Infeasible, RequestType, SolverOption
 from omnibus_planner.solve.replan import replan_deployment
 from omnibus_planner.solve.solver import Solver
+from tests.lab.listed_paths import listed_paths
 from tests.unit.planner.solve import worlds
 from tests.unit.planner.solve.worlds import limit_gpus, make_model_problem, make_solver, omni_network
 

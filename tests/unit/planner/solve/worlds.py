@@ -6,9 +6,10 @@ from itertools import combinations, pairwise
 import msgspec
 
 from omnibus_planner.solve.constraints import Terms
-from omnibus_planner.solve.flow_network import Network, build_lattice, listed_paths
+from omnibus_planner.solve.flow_network import Network, build_lattice
 from omnibus_planner.solve.problem import PlanningProblem, RequestType, SolverOption
 from omnibus_planner.solve.solver import Solver
+from tests.lab.listed_paths import listed_paths
 from tests.unit.planner.solve.exact import SolverWorld
 
 

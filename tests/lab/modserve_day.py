@@ -9,9 +9,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from omnibus.profile import TypeProfile
-from omnibus_planner.lab.experiment import PLANNED, Findings, Margin, PaperClaim, Plot, Table, Value
-from omnibus_planner.lab.modserve_load import MODSERVE, MONOLITH
-from omnibus_planner.lab.modserve_model import (
+from tests.lab.experiment import PLANNED, Findings, Margin, PaperClaim, Plot, Table, Value
+from tests.lab.modserve_load import MODSERVE, MONOLITH
+from tests.lab.modserve_model import (
     BY_WORK,
     CHOSEN,
     HORIZON_GOALS,
@@ -26,8 +26,8 @@ from omnibus_planner.lab.modserve_model import (
     is_in_time,
     tail_goals,
 )
-from omnibus_planner.lab.workloads import TrafficMix, usual_sizes
-from omnibus_planner.lab.world import MODEL, LabModel
+from tests.lab.workloads import TrafficMix, usual_sizes
+from tests.lab.world import MODEL, LabModel
 
 
 class TraceHour(NamedTuple):

@@ -5,9 +5,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from omnibus.profile import TypeProfile
-from omnibus_planner.lab.experiment import PLANNED, Findings, PaperClaim, Plot, Table, Value, margin_of, times
-from omnibus_planner.lab.world import MODEL, LabModel, LabOption, engine_times
 from omnibus_planner.simulate.arrivals import poisson_arrivals
+from tests.lab.experiment import PLANNED, Findings, PaperClaim, Plot, Table, Value, margin_of, times
+from tests.lab.world import MODEL, LabModel, LabOption, engine_times
 
 KINDS = {"image": "encode", "prefill": "prefill", "decode": "decode"}
 _OPTIONS = {

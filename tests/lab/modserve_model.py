@@ -9,11 +9,11 @@ import msgspec
 from omnibus.plan import ModelPlan
 from omnibus.profile import TypeProfile
 from omnibus_planner.declared.planned_spec import TailLatencyGoals, TypeLatencyGoals
-from omnibus_planner.lab.workloads import ImageModel, TrafficMix, azure_like, mean_images, usual_sizes
-from omnibus_planner.lab.world import MODEL, LabModel, LabOption, engine_times
 from omnibus_planner.simulate.cluster import RoutingRules
 from omnibus_planner.simulate.in_time import highest_rate, keeps_goals
 from omnibus_planner.simulate.outcome import SimulationOutcome
+from tests.lab.workloads import ImageModel, TrafficMix, azure_like, mean_images, usual_sizes
+from tests.lab.world import MODEL, LabModel, LabOption, engine_times
 
 KINDS = {"image": "encode", "thinker": "think"}
 #: Shortest run in seconds, the fraction that warms executors up, and relative precision of the highest load.

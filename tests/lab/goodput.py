@@ -17,7 +17,14 @@ import numpy as np
 
 from omnibus.executor import sim
 from omnibus.executor.sim import ComponentLoad, TypeDemand
-from omnibus_planner.lab.staged_cluster import (
+from omnibus_planner.solve import baselines
+from omnibus_planner.solve.constraints import Terms
+from omnibus_planner.solve.flow_network import build_lattice
+from omnibus_planner.solve.goodput import improve_goodput
+from omnibus_planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption
+from omnibus_planner.solve.solution import decompose_flow
+from omnibus_planner.solve.solver import Solver
+from tests.lab.staged_cluster import (
     ALL,
     GPUS,
     IMAGE,
@@ -35,13 +42,6 @@ from omnibus_planner.lab.staged_cluster import (
     build_profile,
     goodput,
 )
-from omnibus_planner.solve import baselines
-from omnibus_planner.solve.constraints import Terms
-from omnibus_planner.solve.flow_network import build_lattice
-from omnibus_planner.solve.goodput import improve_goodput
-from omnibus_planner.solve.problem import Infeasible, PlanningProblem, RequestType, SolverOption
-from omnibus_planner.solve.solution import decompose_flow
-from omnibus_planner.solve.solver import Solver
 
 #: The options of TriInfer's stages.
 BY_STAGE = {name: name for name in ("E", "P", "D", "EP", "ED")}
@@ -117,6 +117,18 @@ def planned(setting: StageGoals = TEXTCAPS, replay: Replay = Replay()) -> tuple[
     return shape, rate
 
 
+def triinfer_shapes(instances: int) -> list[dict[str, int]]:
+    """Return all candidates of TriInfer's exhaustive search (section 5.4): each method with each ratio.
+
+    A candidate is the instances by stage.
+    """
+    found: list[dict[str, int]] = []
+    for first in range(1, instances):
+        found += [{"EP": first, "D": instances - first}, {"ED": first, "P": instances - first}]
+        found += [{"E": first, "P": then, "D": instances - first - then} for then in range(1, instances - first)]
+    return found
+
+
 def best_listed(
     setting: StageGoals,
     replay: Replay = Replay(),  # noqa: B008 a constant
@@ -127,7 +139,7 @@ def best_listed(
     It must exceed ``beyond``.
     """
     best: dict[str, int] = {}
-    for replicas in baselines.triinfer_shapes(GPUS):
+    for replicas in triinfer_shapes(GPUS):
         found = judge(setting, replicas, replay, beyond)
         if found > beyond:
             best, beyond = replicas, found

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 from omnibus.executor.sim.distributions import Draw
 from omnibus.families.image_tokens import image_tokens
-from omnibus_planner.lab.world import MODEL
 from omnibus_planner.simulate.arrivals import Arrival
+from tests.lab.world import MODEL
 
 #: Number of images in a request with images, and the share of such requests.
 _IMAGE_COUNTS = {1: 0.66, 2: 0.05, 3: 0.15, 4: 0.03, 5: 0.03, 8: 0.02, 10: 0.03, 16: 0.03}

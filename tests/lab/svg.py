@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from html import escape
 from math import ceil, floor, log10
 
-from omnibus_planner.lab.experiment import Plot
+from tests.lab.experiment import Plot
 
 _WIDTH, _HEIGHT = 640, 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 16, 34, 64

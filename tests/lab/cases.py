@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import msgspec
 
 from omnibus.errors import BadRequest
-from omnibus_planner.solve.flow_network import Network, listed_paths
+from omnibus_planner.solve.flow_network import Network
 from omnibus_planner.solve.problem import PlanningProblem, RequestType, SolverOption, require
+from tests.lab.listed_paths import listed_paths
 
 T = TypeVar("T")
 

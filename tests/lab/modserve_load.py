@@ -9,9 +9,10 @@ from functools import cache, partial
 from math import inf
 
 from omnibus.plan import ModelPlan
-from omnibus_planner.lab.experiment import PLANNED, Findings, PaperClaim, Plot, Table, Value, margin_of, times
-from omnibus_planner.lab.modserve import order_remark
-from omnibus_planner.lab.modserve_model import (
+from omnibus_planner.simulate.arrivals import Arrival
+from tests.lab.experiment import PLANNED, Findings, PaperClaim, Plot, Table, Value, margin_of, times
+from tests.lab.modserve import order_remark
+from tests.lab.modserve_model import (
     AZURE_LIKE,
     BY_WORK,
     CHOSEN,
@@ -29,9 +30,8 @@ from omnibus_planner.lab.modserve_model import (
     most_load,
     tail_goals,
 )
-from omnibus_planner.lab.workloads import TrafficMix, azure_like
-from omnibus_planner.lab.world import MODEL
-from omnibus_planner.simulate.arrivals import Arrival
+from tests.lab.workloads import TrafficMix, azure_like
+from tests.lab.world import MODEL
 
 #: GPUs of four, eight and sixteen of the paper's servers; figure 17 here uses the smallest cluster.
 _GPUS = (32, 64, 128)

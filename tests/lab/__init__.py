@@ -1,4 +1,4 @@
-"""``omnibus lab``: the headline experiments of four papers in virtual time.
+"""``python -m tests.lab``: the headline experiments of four papers in virtual time.
 
 Each result has the paper's figures next to ours.
 
@@ -9,6 +9,8 @@ Each result has the paper's figures next to ours.
     omni.py, strategies.py, routing.py, triinfer.py, modserve.py   the experiments
     digest.py       digest of the code that an experiment measures: results of other code are stale
     results.py      results as files; page.py: docs/lab.md from them; svg.py: plots
+    solve.py, cases.py, answers.py   ``python -m tests.lab.solve``: the solver's answers to cases in a file
+    topology.py     replicas on nodes with limited links, as one program; only cases use it
 
-No service runs this code. Experiments are functions without arguments that return the same result each time.
+No service runs this code, and the wheel is without it. Experiments are functions without arguments that return the same result each time.
 """

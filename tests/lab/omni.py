@@ -6,10 +6,10 @@ from typing import Any
 
 from omnibus.plan import ModelPlan
 from omnibus.profile import TypeProfile
-from omnibus_planner.lab.experiment import PLANNED, Findings, PaperClaim, Plot, Table, margin_of, times
-from omnibus_planner.lab.world import MODEL, LabModel, LabOption, engine_times
 from omnibus_planner.simulate.arrivals import poisson_arrivals
 from omnibus_planner.simulate.outcome import SimulationOutcome
+from tests.lab.experiment import PLANNED, Findings, PaperClaim, Plot, Table, margin_of, times
+from tests.lab.world import MODEL, LabModel, LabOption, engine_times
 
 KINDS = {
     "image": "encode", "video": "encode", "audio": "encode", "thinker": "think", "talker": "talk", "vocoder": "vocode",

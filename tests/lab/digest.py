@@ -13,7 +13,7 @@ from pathlib import Path as File
 
 #: Packages and modules whose code is measured. Their other imports are data and plumbing.
 MEASURED = (
-    "omnibus_planner.lab",
+    "tests.lab",
     "omnibus_planner.simulate",
     "omnibus_planner.solve",
     "omnibus_planner.optimize",
@@ -24,7 +24,7 @@ MEASURED = (
     "omnibus.families.image_tokens",
 )
 #: Modules of the lab that only present measurements.
-_SHOWING = tuple(f"omnibus_planner.lab.{name}" for name in ("digest", "page", "results", "svg", "registry", "__main__"))
+_SHOWING = tuple(f"tests.lab.{name}" for name in ("digest", "page", "results", "svg", "registry", "__main__"))
 
 
 def code_digest(module: str) -> str:

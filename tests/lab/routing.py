@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator
 
 from omnibus.plan import ModelPlan
-from omnibus_planner.lab.experiment import Findings, PaperClaim, Plot, Table, times
-from omnibus_planner.lab.strategies import INTERNVL, KINDS, ImageWorkload, build_model
-from omnibus_planner.lab.world import MODEL
 from omnibus_planner.simulate.arrivals import Arrival
 from omnibus_planner.simulate.cluster import RoutingRules
+from tests.lab.experiment import Findings, PaperClaim, Plot, Table, times
+from tests.lab.strategies import INTERNVL, KINDS, ImageWorkload, build_model
+from tests.lab.world import MODEL
 
 _WORKLOAD = ImageWorkload("less text", 1920 * 1080, 1.0, 100, 100)
 _REPLICAS = {"E": 4, "M": 6}

@@ -1,4 +1,4 @@
-"""``omnibus plan solve``: one JSON object on stdout, errors on stderr."""
+"""``python -m tests.lab.solve``: one JSON object on stdout, errors on stderr."""
 
 import json
 import os
@@ -6,13 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[4]
-CASES = ROOT / "tests" / "unit" / "planner" / "cases.json"
+ROOT = Path(__file__).parents[3]
+CASES = Path(__file__).parent / "cases.json"
 
 
 def run_solve(*arguments, cwd):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "shared")}
-    command = [sys.executable, "-m", "omnibus.cli", "plan", "solve", *map(str, arguments)]
+    roots = os.pathsep.join([str(ROOT), str(ROOT / "shared"), str(ROOT / "services" / "planner")])
+    environment = {**os.environ, "PYTHONPATH": roots}
+    command = [sys.executable, "-m", "tests.lab.solve", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 

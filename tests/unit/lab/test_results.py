@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from omnibus_planner.lab.digest import code_digest
-from omnibus_planner.lab.experiment import PLANNED, Findings, Margin, margin_of
-from omnibus_planner.lab.page import write_page
-from omnibus_planner.lab.registry import EXPERIMENTS, PAPERS
-from omnibus_planner.lab.results import (
+from tests.lab.digest import code_digest
+from tests.lab.experiment import PLANNED, Findings, Margin, margin_of
+from tests.lab.page import write_page
+from tests.lab.registry import EXPERIMENTS, PAPERS
+from tests.lab.results import (
     LabResult,
     plot_name,
     read_results,
@@ -19,7 +19,7 @@ from omnibus_planner.lab.results import (
     write_results,
 )
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 def test_every_result_was_measured_with_the_code_as_it_is():
@@ -61,14 +61,14 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (room / "one.py").write_text("from measured.two import value\n")
     (room / "two.py").write_text('"""Two."""\n\n\ndef value():\n    """The value."""\n    return 1\n')
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("omnibus_planner.lab.digest.MEASURED", ("measured",))
+    monkeypatch.setattr("tests.lab.digest.MEASURED", ("measured",))
     yield room
     for name in [name for name in sys.modules if name.partition(".")[0] == "measured"]:
         del sys.modules[name]
 
 
 def _compute_digest() -> str:
-    from omnibus_planner.lab import digest
+    from tests.lab import digest
 
     for function in (digest._module_file, digest._parse, digest._body_digest):
         function.cache_clear()

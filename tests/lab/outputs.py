@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from functools import cache
 
 from omnibus.profile import TypeProfile
-from omnibus_planner.lab.experiment import PLANNED, Findings, Margin, PaperClaim, Table, Value, margin_of, times
-from omnibus_planner.lab.modserve_load import describe_shape
-from omnibus_planner.lab.world import MODEL, LabModel, LabOption, engine_times
+from tests.lab.experiment import PLANNED, Findings, Margin, PaperClaim, Table, Value, margin_of, times
+from tests.lab.modserve_load import describe_shape
+from tests.lab.world import MODEL, LabModel, LabOption, engine_times
 
 #: Name of the paper's plan in figures.
 _PAPERS = "the paper's plan"

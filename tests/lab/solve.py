@@ -1,4 +1,4 @@
-"""``python -m omnibus_planner.cli solve FILE``: answers to the cases of a file, as one JSON object on stdout."""
+"""``python -m tests.lab.solve FILE``: answers to the cases of a file, as one JSON object on stdout."""
 
 import argparse
 import sys
@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from omnibus.errors import OmnibusError
-from omnibus_planner.solve import answers, cases, highs
+from omnibus_planner.solve import highs
+from tests.lab import answers, cases
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,11 +17,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A failed case has its error as answer, and a line on stderr.
     """
-    parser = argparse.ArgumentParser(prog="omnibus_planner.cli", description="Solve deployment problems exactly.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    solve = commands.add_parser("solve", help="print {id: answer} for the cases of a JSON file")
-    solve.add_argument("file", help="a JSON list of cases")
-    solve.add_argument(
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.lab.solve", description="Print {id: answer} for the cases of a JSON file."
+    )
+    parser.add_argument("file", help="a JSON list of cases")
+    parser.add_argument(
         "--within", type=_positive_seconds, default=60.0, metavar="SECONDS", help="for each case (default 60)"
     )
     options = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
 """All experiments by name, in the order of the page."""
 
-from omnibus_planner.lab import modserve, modserve_day, modserve_load, omni, outputs, routing, strategies, triinfer
-from omnibus_planner.lab.experiment import Experiment
+from tests.lab import modserve, modserve_day, modserve_load, omni, outputs, routing, strategies, triinfer
+from tests.lab.experiment import Experiment
 
 #: Papers by a short name.
 PAPERS = {

@@ -4,8 +4,8 @@ from statistics import mean
 
 import pytest
 
-from omnibus_planner.lab.modserve import INTERNVL_26B, LLAMA, order_remark
-from omnibus_planner.lab.workloads import ImageModel, TrafficMix, azure_like, usual_sizes
+from tests.lab.modserve import INTERNVL_26B, LLAMA, order_remark
+from tests.lab.workloads import ImageModel, TrafficMix, azure_like, usual_sizes
 
 
 def draw_sizes(model: ImageModel) -> list[dict[str, float]]:

@@ -7,15 +7,17 @@ import msgspec
 
 from omnibus.errors import BadRequest
 from omnibus.families.plugins import join_names
-from omnibus_planner.solve import cells, mixture, topology
-from omnibus_planner.solve.cases import Case
+from omnibus_planner.solve import cells, mixture
 from omnibus_planner.solve.constraints import SolverNode, Terms
 from omnibus_planner.solve.cost_fit import fit_profile
-from omnibus_planner.solve.flow_network import Network, listed_paths
+from omnibus_planner.solve.flow_network import Network
 from omnibus_planner.solve.mixture import Cell, Mixture
 from omnibus_planner.solve.problem import Infeasible, check_amount, require
 from omnibus_planner.solve.solution import Solution, normalize_rates
 from omnibus_planner.solve.solver import Solver
+from tests.lab import topology
+from tests.lab.cases import Case
+from tests.lab.listed_paths import listed_paths
 
 Answer = dict[str, Any]
 

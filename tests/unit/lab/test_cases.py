@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from omnibus.errors import BadRequest
-from omnibus_planner.solve import answers, cases
 from omnibus_planner.solve.constraints import replica_vector
 from omnibus_planner.solve.solver import Solver
+from tests.lab import answers, cases
 
-CASES = Path(__file__).parents[1] / "cases.json"
+CASES = Path(__file__).parent / "cases.json"
 #: Fields that may differ between solvers.
 FREE = {"one_optimal_r", "one_optimal_mixture", "one_optimal_placement", "R_exact", "brute_vectors", "seconds"}
 

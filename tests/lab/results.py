@@ -9,11 +9,11 @@ from pathlib import Path as File
 import msgspec
 
 from omnibus.process.spec import SHARED
-from omnibus_planner.lab.digest import code_digest
-from omnibus_planner.lab.experiment import Experiment, Findings
-from omnibus_planner.lab.registry import EXPERIMENTS
-from omnibus_planner.lab.svg import draw_plot
 from omnibus_planner.solve import highs
+from tests.lab.digest import code_digest
+from tests.lab.experiment import Experiment, Findings
+from tests.lab.registry import EXPERIMENTS
+from tests.lab.svg import draw_plot
 
 #: Root of the checkout.
 REPOSITORY = SHARED.parent

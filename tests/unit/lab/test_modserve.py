@@ -2,9 +2,9 @@
 
 import pytest
 
-from omnibus_planner.lab import modserve_day, modserve_model
-from omnibus_planner.lab.modserve_day import TraceHour, compare_day, hour_model, plan_hour
-from omnibus_planner.lab.modserve_load import (
+from tests.lab import modserve_day, modserve_model
+from tests.lab.modserve_day import TraceHour, compare_day, hour_model, plan_hour
+from tests.lab.modserve_load import (
     FACTOR,
     FIXED,
     MODSERVE,
@@ -16,7 +16,7 @@ from omnibus_planner.lab.modserve_load import (
     compare_loads,
     plan_system,
 )
-from omnibus_planner.lab.modserve_model import (
+from tests.lab.modserve_model import (
     BY_WORK,
     INTERNVL_26B,
     LLAMA,
@@ -27,9 +27,9 @@ from omnibus_planner.lab.modserve_model import (
     most_load,
     tail_goals,
 )
-from omnibus_planner.lab.registry import EXPERIMENTS
-from omnibus_planner.lab.workloads import TrafficMix
-from omnibus_planner.lab.world import MODEL
+from tests.lab.registry import EXPERIMENTS
+from tests.lab.workloads import TrafficMix
+from tests.lab.world import MODEL
 
 QUIET, BURST = TraceHour(90.0, 30.0, 2.0), TraceHour(60.0, 60.0, 8.0)
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import Any
 
 from omnibus.profile import TypeProfile
-from omnibus_planner.lab.experiment import Findings, PaperClaim, Plot, Table, Value, times
-from omnibus_planner.lab.modserve_model import (
+from tests.lab.experiment import Findings, PaperClaim, Plot, Table, Value, times
+from tests.lab.modserve_model import (
     AZURE_LIKE,
     BY_WORK,
     IN_TURN,
@@ -25,8 +25,8 @@ from omnibus_planner.lab.modserve_model import (
     routed_system,
     run_system,
 )
-from omnibus_planner.lab.workloads import TrafficMix, azure_like, mean_images, usual_sizes
-from omnibus_planner.lab.world import MODEL, LabModel, LabOption, engine_times
+from tests.lab.workloads import TrafficMix, azure_like, mean_images, usual_sizes
+from tests.lab.world import MODEL, LabModel, LabOption, engine_times
 
 SPLIT_KINDS = {"image": "encode", "prefill": "prefill", "decode": "decode"}
 _LOADS = (0.5, 0.7, 0.85, 1.0)

@@ -4,20 +4,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, repeat
 
-from omnibus_planner.lab.experiment import Experiment, Value, times
-from omnibus_planner.lab.registry import EXPERIMENTS, PAPERS
-from omnibus_planner.lab.results import LabResult, plot_name
+from tests.lab.experiment import Experiment, Value, times
+from tests.lab.registry import EXPERIMENTS, PAPERS
+from tests.lab.results import LabResult, plot_name
 
 #: Ratio from which two systems count as equal: rates are found to a few percent.
 _EQUAL = 0.995
 _HEAD = """# The lab
 
-Omnibus builds on four papers. `omnibus lab` repeats their main experiments and prints each paper's figure next to
-ours, also if they differ.
+Omnibus builds on four papers. A checkout repeats their main experiments and prints each paper's figure next to
+ours, also if they differ. Packages do not contain them.
 
 ```sh
-omnibus lab                  # the experiments
-omnibus lab routing          # run one of them: conditions, figures, tables
+python -m tests.lab          # the experiments
+python -m tests.lab routing  # run one of them: conditions, figures, tables
 make lab                     # rerun experiments whose code changed, and write this page again
 ```
 
@@ -102,7 +102,7 @@ def _experiment_lines(experiment: Experiment, result: LabResult, shared: Sequenc
         yield from found.remarks
     yield ""
     name = experiment.name
-    yield f"[Tables](assets/lab/{name}.json); `omnibus lab {name}` takes {result.seconds:.0f} s of CPU time."
+    yield f"[Tables](assets/lab/{name}.json); `python -m tests.lab {name}` takes {result.seconds:.0f} s of CPU time."
 
 
 def format_value(value: Value) -> str:

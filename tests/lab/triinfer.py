@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from math import inf
 from typing import NamedTuple
 
-from omnibus_planner.lab.experiment import PLANNED, Findings, PaperClaim, Plot, Table, Value, margin_of, times
-from omnibus_planner.lab.goodput import BY_STAGE, chosen_method, judge, planned, route, solver_of
-from omnibus_planner.lab.staged_cluster import (
+from omnibus_planner.solve.baselines import triinfer_methods
+from tests.lab.experiment import PLANNED, Findings, PaperClaim, Plot, Table, Value, margin_of, times
+from tests.lab.goodput import BY_STAGE, chosen_method, judge, planned, route, solver_of, triinfer_shapes
+from tests.lab.staged_cluster import (
     ALL,
     GPUS,
     NAIVE,
@@ -19,7 +20,6 @@ from omnibus_planner.lab.staged_cluster import (
     goodput,
     monolith,
 )
-from omnibus_planner.solve.baselines import triinfer_methods, triinfer_shapes
 
 #: Precision of goodput in req/s per GPU, shortest load in seconds, and load of a mean latency.
 _PRECISION, _MIN_SECONDS, _LATENCY_SECONDS = 0.25, 20.0, 80.0

@@ -1,8 +1,8 @@
-"""``python -m omnibus_planner.lab``: runs experiments. The command is `omnibus lab`; `make lab` writes the page.
+"""``python -m tests.lab``: runs experiments. `make lab` writes the page.
 
-python -m omnibus_planner.lab                 list the experiments
-python -m omnibus_planner.lab NAME ...        run and print
-python -m omnibus_planner.lab --write [--all] run those with changed code, or all; write docs/lab.md
+python -m tests.lab                 list the experiments
+python -m tests.lab NAME ...        run and print
+python -m tests.lab --write [--all] run those with changed code, or all; write docs/lab.md
 """
 
 import argparse
@@ -13,9 +13,9 @@ from pathlib import Path as File
 import msgspec
 
 from omnibus.errors import NotFound, OmnibusError, error_line
-from omnibus_planner.lab.page import format_value, write_page
-from omnibus_planner.lab.registry import EXPERIMENTS, PAPERS
-from omnibus_planner.lab.results import (
+from tests.lab.page import format_value, write_page
+from tests.lab.registry import EXPERIMENTS, PAPERS
+from tests.lab.results import (
     REPOSITORY,
     LabResult,
     read_results,
@@ -67,7 +67,7 @@ def _print_results(options: argparse.Namespace) -> None:
 
 
 def _parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="omnibus lab", description="Repeat the experiments of the papers.")
+    parser = argparse.ArgumentParser(prog="python -m tests.lab", description="Repeat the experiments of the papers.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments; none: list them")
     parser.add_argument("--jobs", type=int, default=2, help="experiments at a time (default 2)")
     parser.add_argument("--json", action="store_true", help="print JSON, a line for each experiment")
