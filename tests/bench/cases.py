@@ -163,6 +163,14 @@ PLANNER = {
     "planner.cells8_exact.gpus": ("GPUs", 64.0),
     "planner.cells8_greedy.gpus": ("GPUs", 64.0),
 }
+#: Of plans for many models and nodes (``tests/bench/joint_plans.py``): the unit, and what the value may be at most.
+PLAN20_GAP = "scale.plan20_gap_10s"
+JOINT_PLANS = {
+    PLAN20_GAP: ("of 1", 0.02),
+    "scale.plan20_cpu_s": ("s", 10.0),
+    "scale.place1250_cpu_s": ("s", 2.0),
+    "scale.place1250_crossing": ("of 1", 1.0),
+}
 #: Pulls over UCX, on a network that both can use, and both sidecars between them. Only where ucxx is installed.
 UCX = {"nodes.pull_ucx_over_tcp": ("x", 3.5), "nodes.ucx_idle_cpu_percent": ("%", 0.5)} if find_spec("ucxx") else {}
 #: Of tensors of other nodes: the unit, and the goal. Of an image question that is answered with text one tensor crosses;
@@ -196,6 +204,7 @@ LLAMA_COSTS = {LLAMA_TTFT: ("ms", 3.0), LLAMA_MEMORY: ("times", 1.25)}
 #: Values with units of their own.
 LIMITS = {
     **PLANNER,
+    **JOINT_PLANS,
     **NODES,
     **VOICE,
     **BURST,
@@ -205,7 +214,7 @@ LIMITS = {
     IDLE_KIB: ("KiB", CONNECTIONS[IDLE_KIB]),
 }
 #: Values that may be nothing at all.
-MAY_BE_ZERO = (TTFT, LLAMA_TTFT, STEPS_AFTER, "realtime.idle_cpu", "burst.refused")
+MAY_BE_ZERO = (TTFT, LLAMA_TTFT, STEPS_AFTER, "realtime.idle_cpu", "burst.refused", PLAN20_GAP)
 
 
 @dataclass(frozen=True)
@@ -298,6 +307,7 @@ _ALONE = (
     *PROFILES,
     *GENERATOR,
     *PLANNER,
+    *JOINT_PLANS,
     *PLANS,
     *BURST,
     *GOODPUT,

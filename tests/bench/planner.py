@@ -55,7 +55,7 @@ def _make_types(always: str, answers: dict[str, float]) -> dict[str, RequestType
     }
 
 
-def _make_network(
+def make_network(
     seed: int,
     problem: Callable[[dict[str, SolverOption]], PlanningProblem],
     options: dict[str, SolverOption],
@@ -75,12 +75,12 @@ def _make_network(
     return build_lattice(plan_problem, lambda kind, option, role: slower[option] * sum(tau[part] for part in role))
 
 
-def _list_options(components: tuple[str, ...]) -> dict[str, SolverOption]:
+def list_options(components: tuple[str, ...]) -> dict[str, SolverOption]:
     sets = [parts for size in range(1, len(components) + 1) for parts in combinations(components, size)]
     return {"".join(parts): SolverOption(parts) for parts in sets}
 
 
-def _make_six(options: dict[str, SolverOption]) -> PlanningProblem:
+def make_six(options: dict[str, SolverOption]) -> PlanningProblem:
     order = tuple((pair[0], pair[1]) for pair in SIX_ORDER)
     return PlanningProblem(SIX, options, _make_types("T", {"": 0.8, "KG": 0.2}), order)
 
@@ -90,14 +90,14 @@ def _make_nine(options: dict[str, SolverOption]) -> PlanningProblem:
     return PlanningProblem(NINE, options, _make_types("PD", {"": 0.6, "KG": 0.2, "XY": 0.2}), order)
 
 
-def _draw_twelve(seed: int, degrees: tuple[int, ...]) -> Network:
+def draw_twelve(seed: int, degrees: tuple[int, ...]) -> Network:
     """Each component alone, all together, and five other sets; all together on the most GPUs."""
     dice = random.Random(seed)
     some = dice.sample([parts for size in range(2, 6) for parts in combinations(SIX, size)], 5)
     options = {
         "".join(parts): SolverOption(parts, dice.choice(degrees)) for parts in [*((part,) for part in SIX), *some]
     }
-    return _make_network(seed, _make_six, {**options, "".join(SIX): SolverOption(SIX, max(degrees))}, 0.6)
+    return make_network(seed, make_six, {**options, "".join(SIX): SolverOption(SIX, max(degrees))}, 0.6)
 
 
 def _measure_seconds(work: Callable[..., object], *arguments: object) -> float:
@@ -114,7 +114,7 @@ def _solve_most(solver: Solver, gpus: int) -> float:
 
 
 def _measure_options() -> dict[str, float]:
-    solvers = [Solver(_make_network(seed, _make_six, _list_options(SIX), 0.3)) for seed in range(_DRAWS)]
+    solvers = [Solver(make_network(seed, make_six, list_options(SIX), 0.3)) for seed in range(_DRAWS)]
     return {
         f"planner.options63.gpus{gpus}_s": statistics.median(
             _measure_seconds(_solve_most, solver, gpus) for solver in solvers
@@ -132,7 +132,7 @@ def _measure_memory() -> float:
 def _solve_with_goals() -> float:
     """Return the MiB that a solve with limited utilisations adds to this process."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    solver, gpus = Solver(_make_network(0, _make_six, _list_options(SIX), 0.3)), SIZES[-1]
+    solver, gpus = Solver(make_network(0, make_six, list_options(SIX), 0.3)), SIZES[-1]
     work = utilisation.admissible_work("shortest-queue", gpus)
     admissible = dict.fromkeys(solver.frame.network.option_names, work)
     solver.solve_most(Terms(gpus={"": gpus}, within=_MEMORY_SECONDS, admissible=admissible))
@@ -143,7 +143,7 @@ def _measure_components() -> float:
     """From options and seconds to the deployment, the network included."""
 
     def solve_seed(seed: int) -> float:
-        return _solve_most(Solver(_make_network(seed, _make_nine, _list_options(NINE), 0.3)), 64)
+        return _solve_most(Solver(make_network(seed, _make_nine, list_options(NINE), 0.3)), 64)
 
     return statistics.median(_measure_seconds(solve_seed, seed) for seed in range(3))
 
@@ -151,7 +151,7 @@ def _measure_components() -> float:
 def _replan_ms() -> float:
     dice, times = random.Random(1), []
     for seed in range(4):
-        solver = Solver(_make_network(seed, _make_six, _list_options(SIX), 0.3))
+        solver = Solver(make_network(seed, make_six, list_options(SIX), 0.3))
         each = _solve_most(solver, 64) / 64
         running: dict[str, int] = {}
         for _ in range(_REPLANS // 4):
@@ -173,7 +173,7 @@ def _mixture_ms() -> float:
 def _over_cells() -> dict[str, float]:
     ratios, exact, greedy = [], [], []
     for seed in range(8):
-        solver = Solver(_draw_twelve(seed, (1,) if seed % 2 else (1, 2, 4)))
+        solver = Solver(draw_twelve(seed, (1,) if seed % 2 else (1, 2, 4)))
         whole = _solve_most(solver, 64)
         best_cells = cells.to_cells(cells.solve_sizes(solver, cells.powers_of_two(3), Terms(within=60.0)))
         ratios.append(whole / mixture.most_requests(best_cells, 64).rate)

@@ -69,7 +69,6 @@ ALLOWED: dict[str, set[str]] = {
     "omnibus_engines.registry": set(),
     "omnibus_gateway.__main__": HTTP | {"nats", "redis"},
     "omnibus_planner.__main__": {"nats", "redis", "scipy"},
-    "tests.lab.solve": {"scipy"},
     "omnibus_encoder.__main__": {"nats"},
     "omnibus_llm.__main__": {"nats"},
     "omnibus_generator.__main__": {"nats"},

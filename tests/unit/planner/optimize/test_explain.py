@@ -133,7 +133,7 @@ def test_it_is_made_for_people():
 
     assert "q: fewest GPUs for the declared 5 req/s and 20% spare" in lines
     assert "5 req/s expected" in lines
-    for word in ("BUSY", "WAIT", "REQUEST TYPE", "LATENCY", "GPUs: H100 ", " of 8; price ", "WITHOUT"):
+    for word in ("BUSY", "WAIT", "REQUEST TYPE", "LATENCY", "GPUs: H100 ", " of 8; price ", "proven to be the best", "WITHOUT"):
         assert word in lines
     for raw in ("{", "planned:", "None", "inf"):
         assert raw not in lines
@@ -159,3 +159,12 @@ def test_alternatives_of_many_options_do_not_hold_up_a_plan():
     ).plan()
 
     assert len(read_explanation(result)[1]["alternatives"]) <= 3
+
+
+def test_a_plan_that_is_not_proven_best_shows_its_gap():
+    result = make_planner().plan()
+    _, deployment = read_explanation(result)
+
+    deployment["gap"] = 0.0123
+
+    assert "; at most 1.2% from the best" in render_text(result)
