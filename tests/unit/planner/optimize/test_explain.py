@@ -133,7 +133,16 @@ def test_it_is_made_for_people():
 
     assert "q: fewest GPUs for the declared 5 req/s and 20% spare" in lines
     assert "5 req/s expected" in lines
-    for word in ("BUSY", "WAIT", "REQUEST TYPE", "LATENCY", "GPUs: H100 ", " of 8; price ", "proven to be the best", "WITHOUT"):
+    for word in (
+        "BUSY",
+        "WAIT",
+        "REQUEST TYPE",
+        "LATENCY",
+        "GPUs: H100 ",
+        " of 8; price ",
+        "proven to be the best",
+        "WITHOUT",
+    ):
         assert word in lines
     for raw in ("{", "planned:", "None", "inf"):
         assert raw not in lines

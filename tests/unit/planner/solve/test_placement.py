@@ -8,7 +8,7 @@ import pytest
 from omnibus_planner.solve import placement
 from omnibus_planner.solve.constraints import SolverNode
 from omnibus_planner.solve.problem import SolverOption
-from omnibus_planner.solve.traffic import crossing_shares
+from omnibus_planner.solve.traffic import crossing_shares, least_crossing_share
 
 OPTIONS = {"a": SolverOption(("a",), 1), "b": SolverOption(("b",), 1), "c": SolverOption(("c",), 2)}
 CHAIN = {("a", "b"): 1.0, ("b", "c"): 3.0}
@@ -51,6 +51,17 @@ def test_what_both_ends_can_keep_on_a_node_stays_there():
         ("h1", "h2"): pytest.approx(0.25 * 0.25 / 0.75),
         ("h1", "h3"): pytest.approx(0.25 * 0.5 / 0.75),
     }
+
+
+def test_the_least_crossing_share_is_the_sum_over_pairs_of_nodes():
+    for seed in range(50):
+        dice = random.Random(seed)
+        giving, taking = ({f"h{at}": dice.randint(0, 4) for at in range(5)} for _ in range(2))
+
+        share = least_crossing_share(giving, taking)
+
+        assert share == pytest.approx(sum(crossing_shares(giving, taking).values()))
+    assert least_crossing_share({"h0": 1}, {}) == 0
 
 
 def test_busy_takers_get_a_part_of_what_another_node_could_keep():
