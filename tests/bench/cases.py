@@ -118,6 +118,9 @@ EXECUTORS, GATEWAYS, MODELS200 = "scale.executors16_over_1", "scale.gateways4_ov
 #: The same where each executor has as many requests at once in both systems, and with a thousand registered apps.
 EXECUTORS_EACH, APPS1000 = "scale.executors16_each_over_1", "scale.apps1000_over_1"
 SCALE, SCALED = dict.fromkeys((EXECUTORS, EXECUTORS_EACH, GATEWAYS, MODELS200, APPS1000), 1.15), 256
+#: Costs in one process (``tests/bench/route_cost.py``; at most): of a route, and of counting executors.
+ROUTE_US, MISSING_US = "scale.route_us.10000_over_16", "scale.missing_us.10000_over_100"
+ROUTE_COST = dict.fromkeys((ROUTE_US, MISSING_US), 3.0)
 #: Clients of one gateway at the same time (``tests/bench/connections.py``): KiB of an idle connection (at most), the part
 #: of these that are served, and of streams that are right (at least).
 IDLE_KIB, IDLE_SERVED, STREAMS_RIGHT = "scale.idle_connection_kib", "scale.idle_served", "scale.streams_right"
@@ -125,6 +128,7 @@ CONNECTIONS = {IDLE_KIB: 16.0, IDLE_SERVED: 1.0, STREAMS_RIGHT: 1.0}
 RATIOS = {
     **NODE_PLANS,
     **SCALE,
+    **ROUTE_COST,
     IDLE_SERVED: CONNECTIONS[IDLE_SERVED],
     STREAMS_RIGHT: CONNECTIONS[STREAMS_RIGHT],
     FIRST_AUDIO: 0.6,  # begun in the silence before; 1.2 without that
@@ -319,6 +323,7 @@ _ALONE = (
     *UP,
     MIRROR_P99,
     *SCALE,
+    *ROUTE_COST,
     *CONNECTIONS,
     *_NODES,
     *_BESIDE,

@@ -1,6 +1,7 @@
 """Table of the executors that can serve, from their status events alone."""
 
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 
@@ -8,121 +9,15 @@ from omnibus.bus.heartbeats import EXECUTOR_LAST_RESORT_SECONDS, EXECUTOR_SUSPEC
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.errors import Overloaded
 from omnibus_gateway.routing.draining import DrainRate
+from omnibus_gateway.routing.pools import STUCK_AFTER_SECONDS as STUCK_AFTER_SECONDS
+from omnibus_gateway.routing.pools import ExecutorEntry as ExecutorEntry
+from omnibus_gateway.routing.pools import ExecutorPool, ExecutorSample
 
-#: Seconds that an executor may hold work without a step before its stage counts as stuck.
-STUCK_AFTER_SECONDS = 15.0
-#: Fraction of a heartbeat's foreign work that is applied at once. All gateways receive the same heartbeat: if they
-#: applied all of it, all would leave a busy replica together, and then all return.
-FOREIGN_WORK_WEIGHT = 0.1
-#: Foreign work below this many invocations counts as zero.
-MIN_FOREIGN_WORK = 0.1
 #: Foreign invocations by which replicas may differ and count as equal: a heartbeat is one sample of a number that
 #: changes all the time.
 FOREIGN_WORK_TOLERANCE = 1.0
 #: Options of which the error that ended an executor is kept.
 MAX_FAULTS = 256
-#: Invocations whose work is averaged.
-MAX_AVERAGED_INVOCATIONS = 1000
-
-
-class ExecutorPool:
-    """The executors of one option, and the mean work of an invocation.
-
-    ``credits`` is the plan's limit of invocations in flight at each; 0 without one.
-    """
-
-    __slots__ = ("credits", "members", "sent", "turn", "work")
-
-    def __init__(self, credits: int = 0) -> None:
-        self.credits = credits
-        self.members: dict[str, ExecutorEntry] = {}
-        self.turn = 0
-        self.work = 0.0
-        self.sent = 0
-
-    @property
-    def mean_work(self) -> float:
-        """Mean tokens of an invocation here; 1 before the first."""
-        return self.work / self.sent if self.sent else 1.0
-
-
-class ExecutorEntry:
-    """One executor and its load.
-
-    ``outstanding`` is the unfinished work that this gateway sent, in tokens. ``own`` counts it in invocations, and
-    ``nodes`` in nodes of their graphs, such as the items of an encoder. ``foreign`` counts the invocations of other
-    gateways, from the heartbeats.
-    """
-
-    __slots__ = ("drain", "foreign", "nodes", "outstanding", "own", "pool", "progressed", "seen", "status")
-
-    def __init__(self, status: ExecutorStatus, now: float, pool: ExecutorPool) -> None:
-        self.status = status
-        self.pool = pool
-        self.drain = DrainRate(slots=status.slots)
-        self.outstanding = 0.0
-        self.own = self.nodes = 0
-        self.foreign = float(status.inflight)
-        self.seen = now
-        self.progressed = now
-
-    def update_status(self, status: ExecutorStatus, now: float) -> None:
-        if status.steps != self.status.steps or not status.inflight:
-            self.progressed = now
-        self.foreign += FOREIGN_WORK_WEIGHT * (max(0, status.inflight - self.own) - self.foreign)
-        if self.foreign < MIN_FOREIGN_WORK:
-            self.foreign = 0.0
-        self.status = status
-        self.seen = now
-
-    def charge_work(self, work: float, first: bool = True) -> None:
-        """Add a node of ``work`` tokens that was sent; ``first`` of its invocation's nodes here."""
-        self.outstanding += work
-        self.nodes += 1
-        pool = self.pool
-        pool.work += work
-        if first:
-            self.own += 1
-            pool.sent += 1
-            if pool.sent >= MAX_AVERAGED_INVOCATIONS:
-                pool.sent, pool.work = pool.sent // 2, pool.work / 2
-
-    def discharge_work(self, work: float, last: bool = True) -> None:
-        """Remove a node that finished or was cancelled; ``last`` of its invocation's nodes here."""
-        self.outstanding -= work
-        self.nodes -= 1
-        self.own -= last
-
-    @property
-    def rows(self) -> float:
-        """Rows of batches that invocations here take; those of other gateways count like this one's.
-
-        Each item of an encoder is a row. Components of one executor batch separately: an invocation that uses all of
-        them takes one row of each.
-        """
-        own = max(float(self.own), self.nodes / max(1, len(self.status.components)))
-        return own + self.foreign * (own / self.own if self.own else 1.0)
-
-    @property
-    def credits(self) -> int:
-        """Most invocations in flight: its own setting, or the plan's if that is lower."""
-        return min(self.status.credits, self.pool.credits or self.status.credits)
-
-    @property
-    def available_credit(self) -> float:
-        """Invocations that it can accept before it is busy, as estimated here."""
-        return self.credits - self.own - self.foreign
-
-    def is_fit(self, now: float, within: float = EXECUTOR_SUSPECT_SECONDS) -> bool:
-        """Return True if it is ready and sent a heartbeat recently."""
-        return self.status.state == "ready" and now - self.seen < within
-
-    def is_stuck(self, now: float) -> bool:
-        return self.status.inflight > 0 and now - self.progressed > STUCK_AFTER_SECONDS
-
-    def health_state(self, now: float) -> str:
-        """Return ``ok``, ``stuck`` or ``silent``."""
-        return "stuck" if self.is_stuck(now) else "ok" if self.is_fit(now) else "silent"
 
 
 class ExecutorTable:
@@ -130,6 +25,9 @@ class ExecutorTable:
 
     def __init__(self) -> None:
         self._members: dict[str, ExecutorEntry] = {}
+        self._by_age: OrderedDict[str, ExecutorEntry] = OrderedDict()  # the one heard longest ago first
+        self._nodes: dict[str, set[str]] = {}
+        self._takes: Counter[tuple[str, ...]] = Counter()
         self._pools: dict[tuple[str, str], ExecutorPool] = {}
         self._faults: dict[tuple[str, str], str] = {}
         self._credits: Mapping[tuple[str, str], int] = {}
@@ -153,22 +51,50 @@ class ExecutorTable:
             return member is not None
         now = time.monotonic()
         if member is not None and (member.status.model, member.status.option) == kind:
-            self.version += member.status.state != status.state or member.status.origin != status.origin
-            member.update_status(status, now)
+            self._update_member(member, status, now)
             return False
         self.remove(status.id)
         pool = self._pools.setdefault(kind, ExecutorPool(self._credits.get(kind, 0)))
-        self._members[status.id] = pool.members[status.id] = ExecutorEntry(status, now, pool)
+        self._members[status.id] = self._by_age[status.id] = member = ExecutorEntry(status, now, pool)
+        pool.add_member(member)
+        self._index_status(status)
         self.version += 1
         return False
+
+    def _update_member(self, member: ExecutorEntry, status: ExecutorStatus, now: float) -> None:
+        before = member.status
+        if before.takes != status.takes or before.node != status.node:
+            self._unindex_status(before)
+            self._index_status(status)
+        is_changed = before.state != status.state or before.origin != status.origin
+        member.update_status(status, now)
+        self._by_age.move_to_end(status.id)
+        if is_changed or before.node != status.node:
+            member.pool.forget_orders()
+        self.version += is_changed
+
+    def _index_status(self, status: ExecutorStatus) -> None:
+        self._nodes.setdefault(status.node, set()).add(status.id)
+        self._takes[status.takes] += 1
+
+    def _unindex_status(self, status: ExecutorStatus) -> None:
+        self._nodes[status.node].discard(status.id)
+        if not self._nodes[status.node]:
+            del self._nodes[status.node]
+        self._takes[status.takes] -= 1
+        if not self._takes[status.takes]:
+            del self._takes[status.takes]
 
     def remove(self, executor: str) -> None:
         member = self._members.pop(executor, None)
         if member is None:
             return
         self.version += 1
-        del member.pool.members[executor]
-        if not member.pool.members:
+        del self._by_age[executor]
+        self._unindex_status(member.status)
+        pool = member.pool
+        pool.remove_member(member)
+        if not pool.members:
             del self._pools[member.status.model, member.status.option]
 
     def use_credits(self, credits: Mapping[tuple[str, str], int]) -> None:
@@ -176,11 +102,11 @@ class ExecutorTable:
         self._credits = credits
         self.has_credits = bool(credits)
         for kind, pool in self._pools.items():
-            pool.credits = credits.get(kind, 0)
+            pool.use_credits(credits.get(kind, 0))
 
     def all_take(self, parameter: str) -> bool:
         """Return True if every executor's build accepts calls with ``parameter``."""
-        return all(parameter in member.status.takes for member in self._members.values())
+        return all(parameter in takes for takes in self._takes)
 
     def start_fault(self, model: str) -> str:
         """Return the error that ended an executor of ``model`` before it was ready; empty if there was none since."""
@@ -213,7 +139,7 @@ class ExecutorTable:
 
     def executors_on(self, node: str) -> frozenset[str]:
         """Return the executors on ``node``, a machine."""
-        return frozenset(id for id, member in self._members.items() if member.status.node == node)
+        return frozenset(self._nodes.get(node, ()))
 
     def fit_executors(self, model: str, option: str, exclude: frozenset[str] = frozenset()) -> list[ExecutorEntry]:
         """Return the executors of ``option`` that may get work now."""
@@ -241,6 +167,15 @@ class ExecutorTable:
         if origin and len(fit) > 1:
             fit = [member for member in fit if member.status.origin in ("", origin)] or fit
         return fit
+
+    def comparable_executors(
+        self, model: str, option: str, exclude: frozenset[str] = frozenset(), origin: str = ""
+    ) -> list[ExecutorEntry]:
+        """Return ``serving_executors`` for one request: of a large option an ``ExecutorSample`` if it is not empty."""
+        pool = self._pools.get((model, option))
+        if pool is not None and pool.is_large and (sample := ExecutorSample(pool, exclude, origin)):
+            return sample
+        return self.serving_executors(model, option, exclude, origin)
 
     def work_by_executor(self, members: Sequence[ExecutorEntry], turn: int = 0) -> dict[str, float]:
         """Return the work of ``members`` of one option by id.
@@ -279,15 +214,17 @@ class ExecutorTable:
     def option_work(self, model: str, option: str) -> float:
         """Return the work of ``option`` in tokens, including other gateways'."""
         pool = self._pools.get((model, option))
-        members = pool.members.values() if pool is not None else ()
-        return sum(member.outstanding + member.foreign * member.pool.mean_work for member in members)
+        return pool.outstanding + pool.foreign * pool.mean_work if pool is not None else 0.0
 
     def silent_executors(self, seconds: float = EXECUTOR_SUSPECT_SECONDS) -> Iterator[str]:
         """Yield executors without a heartbeat for ``seconds``."""
-        now = time.monotonic()
-        for member in list(self._members.values()):
-            if now - member.seen >= seconds:
-                yield member.status.id
+        oldest = time.monotonic() - seconds
+        late = []
+        for member in self._by_age.values():
+            if member.seen > oldest:
+                break
+            late.append(member.status.id)
+        yield from late
 
     def statuses(self) -> list[ExecutorStatus]:
         return [member.status for member in self._members.values()]

@@ -23,7 +23,7 @@ there is a choice.
 
 import zlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -32,6 +32,7 @@ from omnibus.errors import StageUnavailable
 from omnibus.graph import GraphNode
 from omnibus.plan import Plan
 from omnibus_gateway.routing.executors import ExecutorEntry, ExecutorTable
+from omnibus_gateway.routing.pools import SAMPLE_SIZE, ExecutorSample
 
 #: Replicas whose work differs by less than this fraction of an item count as equal.
 NEAR_WORK_FRACTION = 0.5
@@ -49,12 +50,14 @@ class AffinityItem(NamedTuple):
     """An item to encode: its key, its work in tokens, and the key of its beginning.
 
     ``key`` is equal for equal contents, and empty if the content is unknown. ``beginning`` is equal for contents that
-    begin alike, and empty if unknown.
+    begin alike, and empty if unknown. ``homes`` are the replicas that the key names if an option is large: all gateways
+    prefer them.
     """
 
     key: str
     work: float
     beginning: str = ""
+    homes: tuple[str, ...] = ()
 
 
 def affinity_item(node: GraphNode, work: float) -> AffinityItem:
@@ -109,7 +112,8 @@ class EncoderAffinity:
         for item in items:
             if item.key:
                 alike = self._sent.get(item.beginning, "")
-                replica = pick_replica(loads, item, self._sent.get(item.key, ""), (alike,) if alike else preferred_ids)
+                preferred = (alike,) if alike else preferred_ids or item.homes
+                replica = pick_replica(loads, item, self._sent.get(item.key, ""), preferred)
                 self._remember_executor(item.key, replica.executor)
                 if item.beginning:
                     self._remember_executor(item.beginning, replica.executor)
@@ -119,6 +123,11 @@ class EncoderAffinity:
             loads[replica.executor] += replica.work
             replicas.append(replica)
         return replicas
+
+    def known_executors(self, items: Iterable[AffinityItem]) -> list[str]:
+        """Return the replicas that received ``items``, or items that begin like them."""
+        sent = self._sent
+        return [sent[key] for item in items for key in (item.key, item.beginning) if key in sent]
 
     def _remember_executor(self, key: str, executor: str) -> None:
         self._sent[key] = executor
@@ -154,6 +163,10 @@ class ConversationAffinity:
         if len(self._sent) > self._remembered:
             self._sent.popitem(last=False)
         return executor
+
+    def known_executor(self, conversation: str) -> str:
+        """Return the executor of the last turn of ``conversation``; empty before the first."""
+        return self._sent.get(conversation, "")
 
 
 class ConversationPoints:
@@ -215,6 +228,9 @@ class Nearness:
     def without_draining(self, members: list[ExecutorEntry]) -> list[ExecutorEntry]:
         """Drop executors on draining nodes, unless there are no others."""
         draining = self._nodes.draining
+        if draining and isinstance(members, ExecutorSample):  # empty if all of it drain: the caller knows the others
+            members.avoid_nodes(draining)
+            return members
         return [member for member in members if member.status.node not in draining] or members if draining else members
 
     def count_sources(
@@ -390,6 +406,9 @@ class ReplicaChooser:
         ``sources`` counts inputs by node, if nearness matters. A ``conversation`` returns to its last executor unless
         that one is busy.
         """
+        homes: Sequence[str] = ()
+        if isinstance(serving, ExecutorSample):
+            items, homes = self._include_affine(serving, items, encode, sources or {}, conversation)
         if encode:
             serving = [member for member in serving if member.available_credit > 0] or serving
         loads = self._members.work_by_executor(serving, self._turn)
@@ -397,7 +416,8 @@ class ReplicaChooser:
         if self._nearness is not None and sources is not None:
             near = self._nearness.near_executors(serving, loads, sources)
         if conversation:
-            executor = self._conversations.choose_executor(loads, conversation, sum(item.work for item in items), near)
+            total = sum(item.work for item in items)
+            executor = self._conversations.choose_executor(loads, conversation, total, near or homes)
             return [ChosenReplica(executor, item.work) for item in items]
         if not encode:
             executor = min(near or loads, key=loads.__getitem__)
@@ -405,6 +425,28 @@ class ReplicaChooser:
         if not all(member.status.keeps for member in serving):
             items = [item._replace(key="") for item in items]
         return self._spread.assign_items(loads, items, near)
+
+    def _include_affine(
+        self,
+        sample: ExecutorSample,
+        items: Sequence[AffinityItem],
+        encode: bool,
+        sources: Mapping[str, int],
+        conversation: str,
+    ) -> tuple[Sequence[AffinityItem], Sequence[str]]:
+        """Add the executors near ``sources``, and those that cached ``items`` or ``conversation`` or will.
+
+        Returns the items with their homes, and the homes of the conversation.
+        """
+        pool = sample.pool
+        for node in sources:
+            sample.include(pool.members_on(node)[:SAMPLE_SIZE])
+        known = self._spread.known_executors(items) if encode else [self._conversations.known_executor(conversation)]
+        sample.include([pool.members[id] for id in known if id in pool.members])
+        if not encode:
+            return items, _include_homes(sample, conversation) if conversation else ()
+        homes = [_include_homes(sample, item.key) if item.key else () for item in items]
+        return [item._replace(homes=ids) for item, ids in zip(items, homes, strict=True)], ()
 
     def _count_sources(
         self,
@@ -417,3 +459,10 @@ class ReplicaChooser:
         if self._nearness is None or not are_apart(serving):
             return None
         return self._nearness.count_sources(nodes, readers, [each.executor for each in chosen_replicas])
+
+
+def _include_homes(sample: ExecutorSample, key: str) -> tuple[str, ...]:
+    """Add the executors that ``key`` names to ``sample``; returns their ids."""
+    homes = sample.pool.key_members(key)
+    sample.include(homes)
+    return tuple([member.status.id for member in homes])

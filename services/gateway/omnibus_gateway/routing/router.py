@@ -26,6 +26,7 @@ from omnibus_gateway.routing.assignment import MAX_CACHED_SHAPES, Assignment, De
 from omnibus_gateway.routing.executors import ExecutorEntry, ExecutorTable
 from omnibus_gateway.routing.paths import CellChooser, OnlyRoutes, check_names, filter_by_pins, find_named_paths
 from omnibus_gateway.routing.paths import ExecutorRoute as ExecutorRoute
+from omnibus_gateway.routing.pools import ExecutorSample
 from omnibus_gateway.routing.replicas import ChosenReplica, ConversationPoints, Nearness, ReplicaChooser
 
 
@@ -374,7 +375,7 @@ class Router:
         full: tuple[Path, dict[str, list[ExecutorEntry]]] | None = None
         for path in candidates:
             serving = {
-                option: self.serving_executors(part.model, option, exclude) for option in self._stages(part, path)
+                option: self._comparable_executors(part.model, option, exclude) for option in self._stages(part, path)
             }
             if all(serving.values()):
                 if self.members.has_credits:
@@ -418,7 +419,7 @@ class Router:
             plain = option.removeprefix(f"{name}/") if first.model else option
             self.get_model(name)
             through.setdefault(name, []).append(plain)
-            serving = self.serving_executors(name, plain, exclude)
+            serving = self._comparable_executors(name, plain, exclude)
             if not serving:
                 raise StageUnavailable(
                     f"no live executor of option {plain!r} of {name}: start one", stage=first.component
@@ -436,13 +437,27 @@ class Router:
 
     def serving_executors(self, model: str, option: str, exclude: frozenset[str] = NOBODY) -> list[ExecutorEntry]:
         """Return the executors that can accept requests to ``option`` of ``model`` now."""
+        served_option = self._served_option(model, option)
+        fit = self.members.serving_executors(*served_option, exclude, self._origins.get(served_option, ""))
+        return fit if self._nearness is None else self._nearness.without_draining(fit)
+
+    def _comparable_executors(self, model: str, option: str, exclude: frozenset[str]) -> list[ExecutorEntry]:
+        """Return ``serving_executors`` for one request: a sample of those of a large option."""
+        served_option = self._served_option(model, option)
+        origin = self._origins.get(served_option, "")
+        comparable = self.members.comparable_executors(*served_option, exclude, origin)
+        if self._nearness is None or not self._nearness.any_draining:
+            return comparable
+        return self._nearness.without_draining(comparable) or self.serving_executors(model, option, exclude)
+
+    def _served_option(self, model: str, option: str) -> tuple[str, str]:
+        """Return the model and option whose executors serve ``option`` of ``model``."""
         served_option = self._lent.get((model, option))
         if served_option is None:
             # The plan that lent it may be gone while the lender remains.
             is_planned = "/" not in option or option in self.get_model(model).options
             served_option = (model, option) if is_planned else _split_option(option)
-        fit = self.members.serving_executors(*served_option, exclude, self._origins.get(served_option, ""))
-        return fit if self._nearness is None else self._nearness.without_draining(fit)
+        return served_option
 
     def stage_states(self, model: str) -> dict[str, str]:
         """Return the state of each served component, by own or lenders' executors: ``ok`` or the fault."""
@@ -458,6 +473,8 @@ class Router:
 
 def _with_credit(members: list[ExecutorEntry]) -> list[ExecutorEntry]:
     """Return ``members`` of one option with fewer requests than the plan allows."""
+    if isinstance(members, ExecutorSample):
+        return members.find_free()
     return [each for each in members if each.available_credit > 0] if members[0].pool.credits else members
 
 
