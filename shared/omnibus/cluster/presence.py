@@ -6,6 +6,7 @@ Executors that plans require, as data: kinds, numbers and environments. No I/O.
 import asyncio
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -212,40 +213,58 @@ async def follow_events(
 
 
 class PresenceTracker(Generic[Entry]):
-    """Processes by id, each with an entry. One that is silent for ``lost_after`` seconds is forgotten."""
+    """Processes by id, each with an entry. One that is silent for ``lost_after`` seconds is forgotten.
 
-    def __init__(self, lost_after: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
+    ``on_forgotten`` gets the entry of each one that is forgotten for its silence.
+    """
+
+    def __init__(
+        self,
+        lost_after: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+        on_forgotten: Callable[[Entry], None] = lambda entry: None,
+    ) -> None:
         self._lost_after = lost_after
         self._clock = clock
-        self._known: dict[str, tuple[Entry, float]] = {}
+        self._on_forgotten = on_forgotten
+        self._known: dict[str, Entry] = {}
+        self._seen: OrderedDict[str, float] = OrderedDict()  # times, the oldest first
         self._changed = asyncio.Event()
 
     def record(self, id: str, entry: Entry) -> None:
         """Record that process ``id`` has just reported."""
-        self._known[id] = (entry, self._clock())
+        self._known[id] = entry
+        self._seen[id] = self._clock()
+        self._seen.move_to_end(id)
 
     def remove(self, id: str) -> Entry | None:
         """Forget ``id``, which has ended. Returns its entry."""
-        return self._known.pop(id, (None, 0.0))[0]
+        self._seen.pop(id, None)
+        return self._known.pop(id, None)
 
     def get(self, id: str) -> Entry | None:
         """Return the entry of ``id``, or None if it is not present."""
-        entry, seen_at = self._known.get(id, (None, 0.0))
-        return entry if seen_at >= self._clock() - self._lost_after else None
+        entry = self._known.get(id)
+        return entry if entry is not None and self._seen[id] >= self._clock() - self._lost_after else None
 
     def last_seen(self, id: str) -> float:
         """Return the time of the last report of ``id``. It is by the clock, and minus infinity if unknown."""
-        return self._known[id][1] if id in self._known else -math.inf
+        return self._seen.get(id, -math.inf)
 
     def entries(self) -> dict[str, Entry]:
         """Return the entries of all present processes."""
+        self.forget_silent()
+        return dict(self._known)
+
+    def forget_silent(self) -> None:
+        """Forget the processes that are silent for too long. Takes a time in proportion to their number."""
         self.forget_before(self._clock() - self._lost_after)
-        return {id: entry for id, (entry, _) in self._known.items()}
 
     def forget_before(self, time: float) -> None:
         """Forget all processes that have been silent since ``time``."""
-        for id in [id for id, (_, seen_at) in self._known.items() if seen_at < time]:
-            del self._known[id]
+        while self._seen and next(iter(self._seen.values())) < time:
+            id, _ = self._seen.popitem(last=False)
+            self._on_forgotten(self._known.pop(id))
 
     def notify_change(self) -> None:
         """Make ``wait_until`` evaluate its condition again."""
@@ -262,16 +281,21 @@ class PresenceTracker(Generic[Entry]):
 
 
 class ReadyExecutors:
-    """Follows the status of executors, after ``listen``. An executor without an origin counts for any."""
+    """Follows the status of executors, after ``listen``. An executor without an origin counts for any.
+
+    Counts are updated with each change, so that they cost the same for any number of executors.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._statuses = PresenceTracker[ExecutorStatus](EXECUTOR_ABSENT_SECONDS, clock)
+        self._statuses = PresenceTracker[ExecutorStatus](EXECUTOR_ABSENT_SECONDS, clock, self._discount)
+        self._present: dict[ExecutorKind, int] = {}
+        self._ready: dict[ExecutorKind, int] = {}
         self._tell: Callable[[], None] = lambda: None
 
     async def listen(self, bus: Bus, tell: Callable[[], None] | None = None) -> None:
         """Start to follow the executors. ``tell`` is called when one appears, begins to drain, or ends."""
         self._tell = tell or self._tell
-        await follow_events(bus, {subjects.EXECUTOR: self._on_status, subjects.GONE: self._on_gone})
+        await follow_events(bus, {subjects.EXECUTOR: self.handle_status, subjects.GONE: self._on_gone})
         bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
 
     def ready_ids(self) -> set[str]:
@@ -284,18 +308,14 @@ class ReadyExecutors:
 
     def count_ready(self, kind: ExecutorKind) -> int:
         """Return the number of executors of ``kind`` that are ready now."""
-        return sum(
-            (status.model, status.option) == kind[:2] and status.origin in ("", kind.origin)
-            for status in self.ready_statuses()
-        )
+        self._statuses.forget_silent()
+        count = self._ready.get(kind, 0)
+        return count + self._ready.get(kind._replace(origin=""), 0) if kind.origin else count
 
     def count_present(self) -> dict[ExecutorKind, int]:
         """Return the number of present executors of each kind. This includes ready and draining ones."""
-        counts: dict[ExecutorKind, int] = {}
-        for status in self._statuses.entries().values():
-            kind = ExecutorKind(status.model, status.option, status.origin)
-            counts[kind] = counts.get(kind, 0) + 1
-        return counts
+        self._statuses.forget_silent()
+        return dict(self._present)
 
     def count_missing(self, planned_counts: Mapping[ExecutorKind, int]) -> dict[ExecutorKind, int]:
         """Return the number of ready executors of each incomplete kind. A kind is incomplete if it has fewer than in
@@ -315,22 +335,46 @@ class ReadyExecutors:
         """Return the last status of each executor that is ready now."""
         return [status for status in self._statuses.entries().values() if status.state == "ready"]
 
-    def _on_status(self, status: ExecutorStatus) -> None:
+    def handle_status(self, status: ExecutorStatus) -> None:
+        """Handle a status event."""
         if status.state not in ("ready", "draining"):
             self._on_gone(status.id)
             return
+        self._statuses.forget_silent()
         previous = self._statuses.get(status.id)
         self._statuses.record(status.id, status)
-        if previous is None or (previous.state, previous.origin) != (status.state, status.origin):
-            self._notify_change()
+        if previous is not None and _counts_alike(previous, status):
+            return
+        if previous is not None:
+            self._discount(previous)
+        self._add_count(status, 1)
+        self._notify_change()
 
     def _on_gone(self, executor: str) -> None:
-        if self._statuses.remove(executor) is not None:
+        status = self._statuses.remove(executor)
+        if status is not None:
+            self._discount(status)
             self._notify_change()
+
+    def _discount(self, status: ExecutorStatus) -> None:
+        self._add_count(status, -1)
+
+    def _add_count(self, status: ExecutorStatus, change: int) -> None:
+        kind = ExecutorKind(status.model, status.option, status.origin)
+        for counts in (self._present, self._ready) if status.state == "ready" else (self._present,):
+            counts[kind] = counts.get(kind, 0) + change
+            if not counts[kind]:
+                del counts[kind]
 
     def _notify_change(self) -> None:
         self._statuses.notify_change()
         self._tell()
+
+
+def _counts_alike(status: ExecutorStatus, other: ExecutorStatus) -> bool:
+    return (status.state, status.model, status.option, status.origin) == (
+        other.state, other.model, other.option, other.origin,
+    )  # fmt: skip
 
 
 class GatewayPlans:
