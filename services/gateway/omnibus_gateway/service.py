@@ -125,7 +125,7 @@ class GatewayService:
         chat = Chat(runs, fetcher, spoken_answers, continuations, ClientFiles(settings, self._store))
         self._closing.push_async_callback(chat.schemas.close)
         runs.quotes.store = self._store
-        await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: plans.announce_status("ready"))
+        await bus.subscribe(subjects.event_subject(subjects.CENSUS), plans.answer_census)
         await self._open_frontend(bus, runs, chat, tenancy, plans)
 
     async def _create_router(self, gateway: str, bus: NatsBus, node: str) -> Router:

@@ -19,6 +19,7 @@ from typing import Any
 
 from omnibus import settings as environment
 from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus.census import Census, find_answer_subject
 from omnibus.bus.heartbeats import NODE_HEARTBEAT_SECONDS
 from omnibus.bus.messages import NodeStatus
 from omnibus.bus.nats import NatsBus
@@ -100,6 +101,7 @@ def register_metrics(snapshot: Callable[[], Mapping[str, Any]]) -> None:
 
 log = logging.getLogger(__name__)
 
+_STATUS_SUBJECT = subjects.event_subject(subjects.NODE)
 #: Difference between two nodes' clocks at which deadlines are noticeably wrong.
 MAX_SKEW_SECONDS = 0.5
 
@@ -122,11 +124,13 @@ class PeerDiscovery:
 
     async def start(self) -> None:
         bus, node = self._bus, self._sidecar.settings.node
+        census = Census(bus, subjects.NODE)
         await bus.subscribe(subjects.event_subject(subjects.NODE), self._on_status)
-        await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda delivery: self.publish_status())
+        await bus.subscribe(census.answer_subject(subjects.NODE), self._on_status)
+        await bus.subscribe(subjects.event_subject(subjects.CENSUS), self._on_census)
         await bus.subscribe(subjects.node_subject(node), self._on_end)
         self._beating = asyncio.get_running_loop().create_task(self._beat())
-        bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
+        census.ask()
 
     def begin_drain(self) -> None:
         """Stop gateways from sending more work to this node."""
@@ -139,10 +143,14 @@ class PeerDiscovery:
             self._beating.cancel()
         self._publish("gone")
 
-    def publish_status(self) -> None:
-        self._publish("draining" if self._draining else "ready")
+    def publish_status(self, subject: str = _STATUS_SUBJECT) -> None:
+        self._publish("draining" if self._draining else "ready", subject)
 
-    def _publish(self, state: str) -> None:
+    def _on_census(self, delivery: Delivery) -> None:
+        if subject := find_answer_subject(delivery, subjects.NODE):
+            self.publish_status(subject)
+
+    def _publish(self, state: str, subject: str = _STATUS_SUBJECT) -> None:
         plane = self._sidecar.peers
         if plane is None:
             return
@@ -162,7 +170,7 @@ class PeerDiscovery:
             now=time.time(),
         )
         try:
-            self._bus.publish(subjects.event_subject(subjects.NODE), messages.encode(status))
+            self._bus.publish(subject, messages.encode(status))
         except BusUnavailable as error:
             log.debug("status not sent: %s", error)
 

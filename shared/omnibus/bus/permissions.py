@@ -80,6 +80,7 @@ def _gateway_permissions() -> Permissions:
             *_MEDIA,
             *_RESPONSES,
             *map(subjects.event_subject, says),
+            _census_answers(subjects.GATEWAY),
             subjects.DEAD,
             *(f"{_API}.STREAM.{call}.{stream}" for stream in STREAMS for call in _STREAM_CALLS),
             *(f"{_API}.DIRECT.GET.{stream}{tail}" for stream in STREAMS for tail in ("", ".>")),
@@ -91,6 +92,7 @@ def _gateway_permissions() -> Permissions:
             *_MEDIA,
             *_RESPONSES,
             *map(subjects.event_subject, hears),
+            _census_answers("*"),
             subjects.DEAD,  # inputs that another gateway rejects
             f"{inbox_prefix('gateway')}.>",
         ),
@@ -112,6 +114,7 @@ def _planner_permissions() -> Permissions:
                 subjects.event_subject,
                 (subjects.EXECUTOR, subjects.GONE, subjects.GATEWAY, subjects.LOAD, subjects.AGENT),
             ),
+            _census_answers("*"),
             f"{inbox_prefix('planner')}.>",
         ),
     )
@@ -131,9 +134,10 @@ def node_permissions() -> Permissions:
 def _sidecar_permissions() -> Permissions:
     """Return permissions for other sidecars' statuses and ends of invocations."""
     return Permissions(
-        tuple(map(subjects.event_subject, (subjects.NODE, subjects.CENSUS))),
+        (*map(subjects.event_subject, (subjects.NODE, subjects.CENSUS)), _census_answers(subjects.NODE)),
         (
             *map(subjects.event_subject, (subjects.NODE, subjects.CENSUS)),
+            _census_answers(subjects.NODE),
             f"{ROOT}.node.*",
             f"{inbox_prefix('sidecar')}.>",
         ),
@@ -152,6 +156,7 @@ def _executor_permissions(user: str, tasks: Sequence[str] = ()) -> Permissions:
             subjects.edge_subject("*"),
             subjects.reply_subject("*"),
             subjects.event_subject(subjects.EXECUTOR),
+            _census_answers(subjects.EXECUTOR),
             *_reply_subjects("operator"),
         ),
         (
@@ -162,6 +167,11 @@ def _executor_permissions(user: str, tasks: Sequence[str] = ()) -> Permissions:
             f"{inbox_prefix(user)}.>",
         ),
     )
+
+
+def _census_answers(kind: str) -> str:
+    """Return the subjects for answers of processes of ``kind`` to censuses."""
+    return f"{subjects.census_subject('*')}.{kind}"
 
 
 def _reply_subjects(*users: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@
 | ``omnibus.end.<invocation>``        | done, cancelled, expired, failed                    |
 | ``omnibus.inv.<app>.<invocation>``  | the recorded invocation and its end                 |
 | ``omnibus.event.<kind>``            | executors, gateways, nodes, their load, plan epochs |
+| ``omnibus.census.<asker>.<kind>``   | status of executors, gateways and nodes, for an asker |
 | ``omnibus.node.<node>``             | the end of an invocation, for a node's sidecar      |
 | ``omnibus.agent.<node>``            | the executors that a machine's agent must run       |
 | ``omnibus.agent.<node>.drain``      | asks an agent to drain its machine                  |
@@ -141,6 +142,11 @@ def response_subject(response: str) -> str:
 def holder_subject(gateway: str) -> str:
     """Return the subject for queries about the stored responses that ``gateway`` makes."""
     return f"{ROOT}.holder.{gateway}"
+
+
+def census_subject(asker: str) -> str:
+    """Return the prefix of the subjects of the answers to a census of ``asker``."""
+    return f"{ROOT}.census.{asker}"
 
 
 def event_subject(kind: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import NamedTuple
 
 from omnibus.bus import Bus, subjects
+from omnibus.bus.census import Census
 from omnibus.bus.heartbeats import NODE_ABSENT_SECONDS, NODE_FORGOTTEN_SECONDS
 from omnibus.bus.messages import NodeStatus
 from omnibus.cluster.presence import PresenceTracker, follow_events
@@ -75,8 +76,9 @@ class NodeDirectory:
 
     async def listen(self, bus: Bus) -> list[Callable[[], Awaitable[None]]]:
         """Follow status events, starting with those of all nodes. Returns functions that end this."""
-        ends = await follow_events(bus, {subjects.NODE: self.handle_status})
-        bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
+        census = Census(bus, subjects.NODE)
+        ends = await follow_events(bus, {subjects.NODE: self.handle_status}, census=census)
+        census.ask()
         return ends
 
     def handle_status(self, status: NodeStatus) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus.census import Census
 from omnibus.bus.heartbeats import EXECUTOR_ABSENT_SECONDS
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus
 from omnibus.errors import BusUnavailable, ProtocolError
@@ -188,11 +189,13 @@ async def follow_events(
     bus: Bus,
     handlers: Mapping[str, Callable[[Any], None]],
     on_unreadable: Callable[[ProtocolError], None] = lambda error: None,
+    census: Census | None = None,
 ) -> list[Callable[[], Awaitable[None]]]:
     """Call each handler with the events of its kind. Events are those of ``bus.messages``; for ``GONE``, the executor's
     id.
 
-    ``on_unreadable`` gets the errors of events of another build. Returns functions that end the subscriptions.
+    ``on_unreadable`` gets the errors of events of another build. Handlers also get the answers to ``census``. Returns
+    functions that end the subscriptions.
     """
 
     def subscriber(kind: str, handler: Callable[[Any], None]) -> Callable[[Delivery], None]:
@@ -206,10 +209,10 @@ async def follow_events(
 
         return on_delivery
 
-    return [
-        await bus.subscribe(subjects.event_subject(kind), subscriber(kind, handler))
-        for kind, handler in handlers.items()
-    ]
+    sources = {subjects.event_subject(kind): kind for kind in handlers}
+    if census is not None:
+        sources |= {census.answer_subject(kind): kind for kind in handlers if kind in census.kinds}
+    return [await bus.subscribe(subject, subscriber(kind, handlers[kind])) for subject, kind in sources.items()]
 
 
 class PresenceTracker(Generic[Entry]):
@@ -295,8 +298,13 @@ class ReadyExecutors:
     async def listen(self, bus: Bus, tell: Callable[[], None] | None = None) -> None:
         """Start to follow the executors. ``tell`` is called when one appears, begins to drain, or ends."""
         self._tell = tell or self._tell
-        await follow_events(bus, {subjects.EXECUTOR: self.handle_status, subjects.GONE: self._on_gone})
-        bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
+        census = Census(bus, subjects.EXECUTOR)
+        handlers: dict[str, Callable[[Any], None]] = {
+            subjects.EXECUTOR: self.handle_status,
+            subjects.GONE: self._on_gone,
+        }
+        await follow_events(bus, handlers, census=census)
+        census.ask()
 
     def ready_ids(self) -> set[str]:
         """Return the ids of the executors that are ready now."""
@@ -382,11 +390,11 @@ class GatewayPlans:
 
     def __init__(self) -> None:
         self._plans = PresenceTracker[float]()
-        self._bus: Bus | None = None
+        self._census: Census | None = None
 
     async def listen(self, bus: Bus) -> None:
-        self._bus = bus
-        await follow_events(bus, {subjects.GATEWAY: self._on_status})
+        self._census = Census(bus, subjects.GATEWAY)
+        await follow_events(bus, {subjects.GATEWAY: self._on_status}, census=self._census)
         self._publish_census()
 
     async def wait_for_plan(self, plan_time: float, seconds: float) -> bool:
@@ -405,10 +413,10 @@ class GatewayPlans:
         return False
 
     def _publish_census(self) -> None:
-        if self._bus is None:
+        if self._census is None:
             return
         with suppress(BusUnavailable):  # without a bus, no response could arrive either
-            self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
+            self._census.ask()
 
     def _on_status(self, status: GatewayStatus) -> None:
         if status.state == "ready":

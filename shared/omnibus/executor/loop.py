@@ -17,6 +17,7 @@ import msgspec
 
 from omnibus import graph, tracing
 from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus.census import find_answer_subject
 from omnibus.bus.coalescer import Outbox
 from omnibus.bus.heartbeats import EXECUTOR_HEARTBEAT_SECONDS, ReconnectMonitor, RefusalMonitor
 from omnibus.bus.messages import Accepted, BusyReply, Chunk, ExecutorStatus, Hop, InvocationEnd, NodeFailed
@@ -99,6 +100,7 @@ class Confirmations:
 
 log = logging.getLogger(__name__)
 
+_STATUS_SUBJECT = subjects.event_subject(subjects.EXECUTOR)
 RECONNECT_GRACE_SECONDS = 1.5  # seconds that gateways have to reappear after a reconnect
 
 
@@ -147,7 +149,7 @@ class Executor:
         self._vitals.register_metrics(lambda: len(self._live))
         await self._bus.subscribe(subjects.edge_subject(me.id), self._on_edges)
         await self._bus.subscribe(f"{subjects.no_responders_prefix(me.id)}.*", self._on_no_responders)
-        await self._bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._publish_status())
+        await self._bus.subscribe(subjects.event_subject(subjects.CENSUS), self._on_census)
         await self._tasks.open(me)
         loop = asyncio.get_running_loop()
         self._heart = loop.create_task(self._send_heartbeats())
@@ -216,9 +218,13 @@ class Executor:
                 self._probe_gateway(gateway)
             await asyncio.sleep(EXECUTOR_HEARTBEAT_SECONDS)
 
-    def _publish_status(self) -> None:
+    def _on_census(self, delivery: Delivery) -> None:
+        if subject := find_answer_subject(delivery, subjects.EXECUTOR):
+            self._publish_status(subject)
+
+    def _publish_status(self, subject: str = _STATUS_SUBJECT) -> None:
         try:
-            self._bus.publish(subjects.event_subject(subjects.EXECUTOR), msgspec.json.encode(self.status()))
+            self._bus.publish(subject, msgspec.json.encode(self.status()))
         except OmnibusError as error:
             log.warning("status not sent: %s", error)
 

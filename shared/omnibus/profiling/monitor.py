@@ -16,6 +16,7 @@ import msgspec
 
 from omnibus import graph
 from omnibus.bus import Bus, Delivery, messages, subjects
+from omnibus.bus.census import Census
 from omnibus.bus.messages import Chunk, ExecutorStatus, Hop
 from omnibus.cluster.presence import PresenceTracker, follow_events
 from omnibus.errors import BusUnavailable, DeadlineExceeded, NotFound, OmnibusError, ProtocolError, StageFailed
@@ -110,12 +111,14 @@ class ExecutorMonitor:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
+        self._census = Census(bus, subjects.EXECUTOR)
         self._known = PresenceTracker[ExecutorStatus]()
         self._first: dict[str, float] = {}
         self._ends: dict[str, int] = {}
 
     async def listen(self) -> None:
-        await follow_events(self._bus, {subjects.EXECUTOR: self._on_status, subjects.GONE: self._on_gone})
+        handlers: dict[str, Callable[[Any], None]] = {subjects.EXECUTOR: self._on_status, subjects.GONE: self._on_gone}
+        await follow_events(self._bus, handlers, census=self._census)
 
     def ready_executors(self, model: str, option: str) -> list[ExecutorStatus]:
         """Return the ready executors of an option."""
@@ -150,7 +153,7 @@ class ExecutorMonitor:
         """Read the current busy time of each of ``executors``. Raises ``StageFailed`` without an answer."""
         request_time = time.monotonic()
         with suppress(BusUnavailable):
-            self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
+            self._census.ask()
         await self.wait_until(
             lambda: all(self._known.last_seen(each) > request_time for each in executors), STATUS_TIMEOUT_SECONDS
         )

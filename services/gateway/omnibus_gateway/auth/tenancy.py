@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnibus.api_key import KeyRecord, hash_key
 from omnibus.bus import Bus, subjects
+from omnibus.bus.census import Census
 from omnibus.bus.heartbeats import GATEWAY_HEARTBEAT_SECONDS
 from omnibus.cluster.presence import follow_events
 from omnibus.errors import OmnibusError, Overloaded, Unauthorized
@@ -208,7 +209,9 @@ class Tenancy:
         """Follow keys and other gateways; ``beat`` announces this gateway. Raises ``BadRequest``."""
         if self.on:
             self._book.load_file()
-        await follow_events(bus, {subjects.GATEWAY: self.peers.handle_status})
+        census = Census(bus, subjects.GATEWAY)
+        await follow_events(bus, {subjects.GATEWAY: self.peers.handle_status}, census=census)
+        census.ask()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(_repeat_every(GATEWAY_HEARTBEAT_SECONDS, beat))]
         if not self.on:

@@ -143,7 +143,7 @@ class Dispatcher:
         await self._bus.subscribe(self.reply, self._on_reply)
         await self._bus.subscribe(f"{self.reply}.>", self._on_refused)
         handlers: dict[str, Callable[[Any], None]] = {subjects.EXECUTOR: self._on_status, subjects.GONE: self._on_gone}
-        await follow_events(self._bus, handlers, partial(log.warning, "%s"))
+        await follow_events(self._bus, handlers, partial(log.warning, "%s"), self._watcher.census)
         await self._bus.subscribe(subjects.DEAD, self._on_dead_letter)
         self._watcher.start()
 

@@ -21,6 +21,7 @@ from hashlib import blake2b
 from math import ceil, inf
 
 from omnibus.bus import Bus, subjects
+from omnibus.bus.census import Census
 from omnibus.bus.heartbeats import (
     EXECUTOR_LAST_RESORT_SECONDS,
     EXECUTOR_LOST_SECONDS,
@@ -72,6 +73,8 @@ class FailureDetector:
         self._inflight = inflight  # by id
         self._move = move
         self._on_gone = on_gone
+        #: Asks for the status of all executors.
+        self.census = Census(bus, subjects.EXECUTOR)
         self._comeback = ReconnectMonitor(bus)
         self._refusals = RefusalMonitor(bus, RECONNECT_GRACE_SECONDS)
         self._returned: set[str] = set()  # executors that reconnected, and monotonic seconds of the last
@@ -118,9 +121,9 @@ class FailureDetector:
         return self._members.handle_status(status)
 
     def start(self) -> None:
-        """Start checking, and ask all executors to announce themselves."""
+        """Start checking, and ask all executors for their status."""
         self._task = asyncio.get_running_loop().create_task(self._watch_executors())
-        self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
+        self.census.ask()
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -135,7 +138,7 @@ class FailureDetector:
                 continue
             if reconnects != self._bus.reconnects:
                 reconnects, back = self._bus.reconnects, True
-                self._publish_query(subjects.event_subject(subjects.CENSUS), b"{}")
+                self._ask_census()
             if back and self.is_returning:
                 continue  # the executors are reconnecting as well
             if back:
@@ -148,6 +151,12 @@ class FailureDetector:
                 self._publish_query(subjects.edge_subject(executor), b"", refusal_subject)
             self._replace_silent()
             self.replace_overdue()
+
+    def _ask_census(self) -> None:
+        try:
+            self.census.ask()
+        except OmnibusError as error:  # heartbeats follow
+            log.warning("cannot ask executors for their status: %s", error)
 
     def _publish_query(self, subject: str, data: bytes, reply: str = "") -> None:
         try:

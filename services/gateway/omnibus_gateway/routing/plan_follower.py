@@ -5,7 +5,8 @@ import logging
 
 import msgspec
 
-from omnibus.bus import Bus, subjects
+from omnibus.bus import Bus, Delivery, subjects
+from omnibus.bus.census import find_answer_subject
 from omnibus.bus.messages import GatewayStatus
 from omnibus.errors import OmnibusError, StoreUnavailable
 from omnibus.plan import Plan
@@ -16,6 +17,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds between attempts to read a plan while the store is unavailable.
 RETRY_PAUSE_SECONDS = 0.5
+_STATUS_SUBJECT = subjects.event_subject(subjects.GATEWAY)
 
 
 class PlanFollower:
@@ -44,14 +46,19 @@ class PlanFollower:
         async for shares in self._store.cell_share_changes():
             self.router.use_cell_shares(shares)
 
-    def announce_status(self, state: str) -> None:
+    def answer_census(self, delivery: Delivery) -> None:
+        """Announce the plan in force here to the sender of a census."""
+        if subject := find_answer_subject(delivery, subjects.GATEWAY):
+            self.announce_status("ready", subject)
+
+    def announce_status(self, state: str, subject: str = _STATUS_SUBJECT) -> None:
         """Announce the plan in force here: executors of the previous one stop once no gateway uses it."""
         plan = self.router.plan
         if plan is None:
             return
         status = GatewayStatus(self.router.gateway, plan.epoch, plan.created, state, node=self._node)
         try:
-            self._bus.publish(subjects.event_subject(subjects.GATEWAY), msgspec.json.encode(status))
+            self._bus.publish(subject, msgspec.json.encode(status))
         except OmnibusError as error:
             log.warning("status not sent: %s", error)
 

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from omnibus.bus import Bus, subjects
+from omnibus.bus.census import Census
 from omnibus.bus.heartbeats import CENSUS_INTERVAL_SECONDS
 from omnibus.cluster.monitor.snapshot import SystemState
 from omnibus.cluster.presence import follow_events
@@ -28,6 +29,7 @@ class Watch:
         self.begun = asyncio.Event()
         self._store = store
         self._bus = bus
+        self._census = Census(bus, subjects.EXECUTOR, subjects.GATEWAY, subjects.NODE)
         self._tell = tell
         self._polled = 0.0
         self._reconnects = bus.reconnects
@@ -46,7 +48,7 @@ class Watch:
         }
         async with AsyncExitStack() as stack:
             wrapped_handlers = {kind: self._with_news(handler) for kind, handler in handlers.items()}
-            for stop in await follow_events(self._bus, wrapped_handlers):
+            for stop in await follow_events(self._bus, wrapped_handlers, census=self._census):
                 stack.push_async_callback(stop)
             for following in (self._follow_plans(), self._follow_problems()):
                 stack.push_async_callback(until_cancelled, asyncio.create_task(following))
@@ -66,7 +68,7 @@ class Watch:
             if now - self._polled >= CENSUS_INTERVAL_SECONDS:
                 self._polled = now
                 with suppress(OmnibusError):  # the next call repeats it
-                    self._bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
+                    self._census.ask()
         if self._store_lost:
             away.append(f"the store, for {now - self._store_lost:.0f} s: the plan is the last one known")
         return away
