@@ -13,6 +13,7 @@ from typing import Any
 from omnibus import tracing
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
+from omnibus.cluster.digests import HeartbeatRelay
 from omnibus.cluster.nodes import NodeDirectory
 from omnibus.cluster.presence import follow_events
 from omnibus.errors import Fatal
@@ -169,6 +170,10 @@ class GatewayService:
         await bus.add_responder(subjects.REPLAY, replayer.respond, queue="gateways")
         await tenancy.startup(bus, lambda: plans.announce_status("ready"))
         self._closing.push_async_callback(tenancy.shutdown)
+        relay = HeartbeatRelay(router.gateway, bus)
+        await follow_events(bus, {subjects.GATEWAY: relay.handle_gateway}, partial(log.warning, "%s"))
+        relay.startup()
+        self._closing.push_async_callback(relay.shutdown)
         runs = RequestFactory(settings, router, dispatcher, tensors, records, self._keep, loads, tenancy.admission)
         mirror = CandidateMirror(router, records, replayer, self._store, waiting_counter(runs))
         mirror.startup()

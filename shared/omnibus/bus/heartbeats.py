@@ -14,6 +14,11 @@ from math import inf
 from omnibus.bus import Bus
 
 EXECUTOR_HEARTBEAT_SECONDS = 0.5
+#: Digest of heartbeats by a relay, see ``omnibus.bus.relays``, and its announcement to executors.
+DIGEST_SECONDS = 0.15
+RELAY_ANNOUNCE_SECONDS = 1.0
+#: Whole status of an executor in digests: a reader that missed one gets no heartbeats of it until then.
+WHOLE_STATUS_SECONDS = 5.0
 #: Heartbeat of a gateway that follows a plan. It also reports when its plan changes, and on census.
 GATEWAY_HEARTBEAT_SECONDS = 2.0
 #: Load report of a gateway that has requests in flight.
@@ -29,6 +34,10 @@ CENSUS_INTERVAL_SECONDS = 5.0
 EXECUTOR_PROBE_SECONDS = 0.75
 #: Two heartbeats: it gets no new work. A false alarm gives other executors more work.
 EXECUTOR_SUSPECT_SECONDS = 1.2
+#: Three digests: the gateways read the relay's heartbeats themselves for a while. A false alarm costs their deliveries.
+DIGEST_SILENT_SECONDS = 0.5
+#: Two announcements: executors choose another relay, or none. A false alarm costs the deliveries of their heartbeats.
+RELAY_ABSENT_SECONDS = 2.5
 #: Six heartbeats: it does not count as ready or present. A false alarm makes a rollout wait.
 EXECUTOR_ABSENT_SECONDS = 3.0
 #: Eight heartbeats: its invocations move. A false alarm costs their computation.

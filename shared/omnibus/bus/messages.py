@@ -187,6 +187,8 @@ class ExecutorStatus(msgspec.Struct, frozen=True):
     sampling: dict[str, int | float] | None = None
     #: Error that ended it before it was ready; empty: none.
     fault: str = ""
+    #: Grows with each status of an id: a later one replaces an earlier one, on whatever way they come.
+    beat: int = 0
 
 
 class GatewayStatus(msgspec.Struct, frozen=True):
@@ -198,6 +200,7 @@ class GatewayStatus(msgspec.Struct, frozen=True):
     state: str = "ready"  # ready | gone
     v: int = WIRE_VERSION
     node: str = ""  # whose sidecar it uses
+    digests: bool = False  # it reads digests of heartbeats, see ``omnibus.bus.relays``
 
 
 class NodeStatus(msgspec.Struct, frozen=True):

@@ -67,7 +67,7 @@ def model_user(model: str) -> str:
 
 
 def _gateway_permissions() -> Permissions:
-    says = (subjects.CENSUS, subjects.GATEWAY, subjects.LOAD, subjects.CLAIM)
+    says = (subjects.CENSUS, subjects.GATEWAY, subjects.LOAD, subjects.CLAIM, subjects.DIGEST, subjects.RELAY)
     hears = (subjects.EXECUTOR, subjects.NODE, subjects.GONE, subjects.PLAN, *says)
     return Permissions(
         (
@@ -93,6 +93,7 @@ def _gateway_permissions() -> Permissions:
             *_RESPONSES,
             *map(subjects.event_subject, hears),
             _census_answers("*"),
+            subjects.heartbeat_subject("*"),
             subjects.DEAD,  # inputs that another gateway rejects
             f"{inbox_prefix('gateway')}.>",
         ),
@@ -114,7 +115,9 @@ def _planner_permissions() -> Permissions:
                 subjects.event_subject,
                 (subjects.EXECUTOR, subjects.GONE, subjects.GATEWAY, subjects.LOAD, subjects.AGENT),
             ),
+            subjects.event_subject(subjects.DIGEST),
             _census_answers("*"),
+            subjects.heartbeat_subject("*"),
             f"{inbox_prefix('planner')}.>",
         ),
     )
@@ -157,12 +160,14 @@ def _executor_permissions(user: str, tasks: Sequence[str] = ()) -> Permissions:
             subjects.reply_subject("*"),
             subjects.event_subject(subjects.EXECUTOR),
             _census_answers(subjects.EXECUTOR),
+            subjects.heartbeat_subject("*"),
             *_reply_subjects("operator"),
         ),
         (
             *hears,
             f"{ROOT}.edge.>",
             subjects.event_subject(subjects.CENSUS),
+            subjects.event_subject(subjects.RELAY),
             "$SRV.>",
             f"{inbox_prefix(user)}.>",
         ),

@@ -11,6 +11,7 @@
 | ``omnibus.inv.<app>.<invocation>``  | the recorded invocation and its end                 |
 | ``omnibus.event.<kind>``            | executors, gateways, nodes, their load, plan epochs |
 | ``omnibus.census.<asker>.<kind>``   | status of executors, gateways and nodes, for an asker |
+| ``omnibus.beat.<gateway>``          | heartbeats of executors, for a gateway that relays them |
 | ``omnibus.node.<node>``             | the end of an invocation, for a node's sidecar      |
 | ``omnibus.agent.<node>``            | the executors that a machine's agent must run       |
 | ``omnibus.agent.<node>.drain``      | asks an agent to drain its machine                  |
@@ -51,6 +52,8 @@ EXECUTOR, GATEWAY, CENSUS, PLAN, GONE, LOAD = "executor", "gateway", "census", "
 NODE = "node"
 #: Status of a machine's agent.
 AGENT = "agent"
+#: Heartbeats that a relay received, and the relay's announcement.
+DIGEST, RELAY = "digest", "relay"
 #: Another gateway now sends a streamed answer.
 CLAIM = "claim"
 
@@ -147,6 +150,11 @@ def holder_subject(gateway: str) -> str:
 def census_subject(asker: str) -> str:
     """Return the prefix of the subjects of the answers to a census of ``asker``."""
     return f"{ROOT}.census.{asker}"
+
+
+def heartbeat_subject(relay: str) -> str:
+    """Return the subject for heartbeats to ``relay``, a gateway."""
+    return f"{ROOT}.beat.{relay}"
 
 
 def event_subject(kind: str) -> str:

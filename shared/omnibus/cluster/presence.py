@@ -17,6 +17,7 @@ from omnibus.bus import Bus, Delivery, messages, subjects
 from omnibus.bus.census import Census
 from omnibus.bus.heartbeats import EXECUTOR_ABSENT_SECONDS
 from omnibus.bus.messages import ExecutorStatus, GatewayStatus
+from omnibus.cluster.digests import DigestReader, StatusFilter
 from omnibus.errors import BusUnavailable, ProtocolError
 from omnibus.plan import ModelPlan, Plan
 
@@ -190,13 +191,17 @@ async def follow_events(
     handlers: Mapping[str, Callable[[Any], None]],
     on_unreadable: Callable[[ProtocolError], None] = lambda error: None,
     census: Census | None = None,
+    fresh: StatusFilter | None = None,
 ) -> list[Callable[[], Awaitable[None]]]:
     """Call each handler with the events of its kind. Events are those of ``bus.messages``; for ``GONE``, the executor's
     id.
 
-    ``on_unreadable`` gets the errors of events of another build. Handlers also get the answers to ``census``. Returns
-    functions that end the subscriptions.
+    ``on_unreadable`` gets the errors of events of another build. Handlers also get the answers to ``census``, and that
+    of executors the statuses in digests that are not older than others by ``fresh``. Returns functions that end the
+    subscriptions.
     """
+    fresh = fresh or StatusFilter()
+    notes: dict[str, Callable[[Any], None]] = {subjects.EXECUTOR: fresh.note_direct, subjects.GONE: fresh.note_gone}
 
     def subscriber(kind: str, handler: Callable[[Any], None]) -> Callable[[Delivery], None]:
         def on_delivery(delivery: Delivery) -> None:
@@ -205,14 +210,20 @@ async def follow_events(
             except ProtocolError as error:
                 on_unreadable(error)
             else:
+                if note is not None:
+                    note(event)
                 handler(event)
 
+        note = notes.get(kind)
         return on_delivery
 
     sources = {subjects.event_subject(kind): kind for kind in handlers}
     if census is not None:
         sources |= {census.answer_subject(kind): kind for kind in handlers if kind in census.kinds}
-    return [await bus.subscribe(subject, subscriber(kind, handlers[kind])) for subject, kind in sources.items()]
+    ends = [await bus.subscribe(subject, subscriber(kind, handlers[kind])) for subject, kind in sources.items()]
+    if subjects.EXECUTOR in handlers:
+        ends.append(await DigestReader(bus, handlers[subjects.EXECUTOR], fresh).listen())
+    return ends
 
 
 class PresenceTracker(Generic[Entry]):

@@ -21,6 +21,7 @@ from omnibus.bus.census import find_answer_subject
 from omnibus.bus.coalescer import Outbox
 from omnibus.bus.heartbeats import EXECUTOR_HEARTBEAT_SECONDS, ReconnectMonitor, RefusalMonitor
 from omnibus.bus.messages import Accepted, BusyReply, Chunk, ExecutorStatus, Hop, InvocationEnd, NodeFailed
+from omnibus.bus.relays import RelayChoice
 from omnibus.errors import DeadlineExceeded, OmnibusError, ProtocolError, StageFailed
 from omnibus.executor.attempts import Attempts, LiveAttempt
 from omnibus.executor.edges import ChannelChunk, EarlyMessages
@@ -131,6 +132,9 @@ class Executor:
         self._heart: asyncio.Task[None] | None = None
         self._metering: asyncio.Task[None] | None = None
         self._confirmations = Confirmations(identity.id, self._outbox)
+        self._relay = RelayChoice(identity.id)
+        self._told_state = ""  # the state that all were told last
+        self._beat = int(time.time() * 1000)  # larger than that of an earlier process with this id
         self._comeback = ReconnectMonitor(bus)
         self._refusals = RefusalMonitor(bus, RECONNECT_GRACE_SECONDS)
 
@@ -150,6 +154,7 @@ class Executor:
         await self._bus.subscribe(subjects.edge_subject(me.id), self._on_edges)
         await self._bus.subscribe(f"{subjects.no_responders_prefix(me.id)}.*", self._on_no_responders)
         await self._bus.subscribe(subjects.event_subject(subjects.CENSUS), self._on_census)
+        await self._bus.subscribe(subjects.event_subject(subjects.RELAY), self._relay.handle_announcement)
         await self._tasks.open(me)
         loop = asyncio.get_running_loop()
         self._heart = loop.create_task(self._send_heartbeats())
@@ -211,20 +216,30 @@ class Executor:
 
     async def _send_heartbeats(self) -> None:
         while True:
-            self._publish_status()
+            self._publish_heartbeat()
             self._end_expired()
             self._comeback.reconnected_within(RECONNECT_GRACE_SECONDS)  # records the time of a reconnect
             for gateway in self._refusals.overdue_peers():
                 self._probe_gateway(gateway)
             await asyncio.sleep(EXECUTOR_HEARTBEAT_SECONDS)
 
+    def _publish_heartbeat(self) -> None:
+        """Publish the status to a relay if there is one, and a new state to all."""
+        is_new = self._vitals.find_state(self._state) != self._told_state
+        self._publish_status("" if is_new else self._relay.heartbeat_subject())
+
     def _on_census(self, delivery: Delivery) -> None:
         if subject := find_answer_subject(delivery, subjects.EXECUTOR):
             self._publish_status(subject)
 
-    def _publish_status(self, subject: str = _STATUS_SUBJECT) -> None:
+    def _publish_status(self, subject: str = "") -> None:
+        """Publish the status on ``subject``, or to all."""
+        self._beat += 1
+        status = self.status()
+        if not subject:
+            self._told_state = status.state
         try:
-            self._bus.publish(subject, msgspec.json.encode(self.status()))
+            self._bus.publish(subject or _STATUS_SUBJECT, msgspec.json.encode(status))
         except OmnibusError as error:
             log.warning("status not sent: %s", error)
 
@@ -238,7 +253,7 @@ class Executor:
 
     def status(self) -> ExecutorStatus:
         status = self._vitals.make_status(self._state, len(self._live))
-        return msgspec.structs.replace(status, reconnects=self._bus.reconnects)
+        return msgspec.structs.replace(status, reconnects=self._bus.reconnects, beat=self._beat)
 
     def _end_expired(self) -> None:
         """Fail jobs past their deadline, even if their gateway is gone; drop expired early edges."""

@@ -157,11 +157,15 @@ class Vitals:
         for component in self._runners:
             EXECUTOR.busy.labels(component).set_function(partial(self._busy_seconds, component))
 
+    def find_state(self, state: str) -> str:
+        """Return the state to report. A ``ready`` executor without an engine reports ``loading``."""
+        return state if state != "ready" or self.is_serving else "loading"
+
     def make_status(self, state: str, inflight: int) -> ExecutorStatus:
-        """Return the status event. A ``ready`` executor without an engine reports ``loading``."""
+        """Return the status event of an executor in ``state``."""
         components = self._identity.tasks.values()
         status = self._identity.make_status(
-            state if state != "ready" or self.is_serving else "loading",
+            self.find_state(state),
             inflight=inflight,
             steps=self.steps,
             keeps=any(getattr(runner, "keeps", False) for runner in self._runners.values()),

@@ -21,6 +21,7 @@ import numpy as np
 from omnibus import graph, tracing
 from omnibus.bus import Bus, Delivery, messages, subjects
 from omnibus.bus.messages import Accepted, BusyReply, Chunk, ExecutorStatus, Hop, InvocationEnd, NodeFailed
+from omnibus.cluster.digests import StatusFilter
 from omnibus.cluster.presence import follow_events
 from omnibus.errors import (
     NodeUnreachable,
@@ -131,6 +132,7 @@ class Dispatcher:
         self._watcher = FailureDetector(gateway, bus, members, self._running, self._reroute, self._on_gone)
         self._quarantine = Quarantine(members, quarantine)
         self._emptied = asyncio.Event()
+        self._fresh = StatusFilter()
         #: Retained outputs of running invocations.
         self.retention = OutputRetention(tensors)
         self._restarts = StageRestarts(bus, self.retention, limit)
@@ -143,7 +145,7 @@ class Dispatcher:
         await self._bus.subscribe(self.reply, self._on_reply)
         await self._bus.subscribe(f"{self.reply}.>", self._on_refused)
         handlers: dict[str, Callable[[Any], None]] = {subjects.EXECUTOR: self._on_status, subjects.GONE: self._on_gone}
-        await follow_events(self._bus, handlers, partial(log.warning, "%s"), self._watcher.census)
+        await follow_events(self._bus, handlers, partial(log.warning, "%s"), self._watcher.census, self._fresh)
         await self._bus.subscribe(subjects.DEAD, self._on_dead_letter)
         self._watcher.start()
 
@@ -412,6 +414,7 @@ class Dispatcher:
         if died:
             self._quarantine.record_death(executor, self._running.values(), time.monotonic())
         self._members.remove(executor)
+        self._fresh.note_gone(executor)
         for running in list(self._running.values()):
             if running.waits_for(executor):
                 self._reroute(running, executor, running.gone_error(executor), "gone")

@@ -18,6 +18,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import islice
 from math import ceil, inf
 
 from omnibus.bus import Bus, subjects
@@ -39,6 +40,7 @@ from omnibus_gateway.routing.router import ExecutorRoute
 
 log = logging.getLogger(__name__)
 
+MAX_PROBES = 256  # probes at once, for the executors silent for longest: many are silent if the heartbeats are lost
 POLL_SECONDS = 0.25  # seconds between two checks for silent executors
 RECONNECT_GRACE_SECONDS = 1.5  # seconds that executors have to reappear after a reconnect
 #: Seconds within which a refusal arrives, unless the bus or this process was frozen. Executors leave a frozen bus.
@@ -145,7 +147,7 @@ class FailureDetector:
                 back = False
                 self._retry_all()
             self._retry_returned()
-            late = self._members.silent_executors(EXECUTOR_PROBE_SECONDS)
+            late = islice(self._members.silent_executors(EXECUTOR_PROBE_SECONDS), MAX_PROBES)
             for executor in {*late, *self._refusals.overdue_peers()}:
                 refusal_subject = subjects.refused_subject(self._gateway, PROBE, int(time.monotonic() * 1000), executor)
                 self._publish_query(subjects.edge_subject(executor), b"", refusal_subject)

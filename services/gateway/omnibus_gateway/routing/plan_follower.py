@@ -56,7 +56,7 @@ class PlanFollower:
         plan = self.router.plan
         if plan is None:
             return
-        status = GatewayStatus(self.router.gateway, plan.epoch, plan.created, state, node=self._node)
+        status = GatewayStatus(self.router.gateway, plan.epoch, plan.created, state, node=self._node, digests=True)
         try:
             self._bus.publish(subject, msgspec.json.encode(status))
         except OmnibusError as error:
