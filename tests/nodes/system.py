@@ -13,6 +13,7 @@ from omnibus.bus import messages, subjects
 from omnibus.bus.heartbeats import NODE_HEARTBEAT_SECONDS
 from omnibus.bus.messages import NodeStatus
 from omnibus.bus.nats import NatsBus
+from omnibus.cluster.nodes import NODE_EVENTS
 from tests.e2e.system import LEASES_WITHIN, System
 from tests.nodes.namespaces import BUS, DATA, Node, Switch
 
@@ -56,13 +57,17 @@ class NamespaceSystem(System):
     async def _node_statuses(self, bus: NatsBus) -> AsyncGenerator[NodeStatus, None]:
         """Stream the heartbeats of sidecars from now on."""
         queue: asyncio.Queue[bytes] = asyncio.Queue()
-        stop = await bus.subscribe(subjects.event_subject(subjects.NODE), lambda d: queue.put_nowait(d.data))
+        stops = [
+            await bus.subscribe(subjects.event_subject(kind), lambda d: queue.put_nowait(d.data))
+            for kind in NODE_EVENTS
+        ]
         bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
         try:
             while True:
                 yield messages.decode_node(await queue.get())
         finally:
-            await stop()
+            for stop in stops:
+                await stop()
 
 
 @contextlib.contextmanager

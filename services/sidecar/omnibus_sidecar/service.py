@@ -102,6 +102,7 @@ def register_metrics(snapshot: Callable[[], Mapping[str, Any]]) -> None:
 log = logging.getLogger(__name__)
 
 _STATUS_SUBJECT = subjects.event_subject(subjects.NODE)
+_BEAT_SUBJECT = subjects.event_subject(subjects.NODE_BEAT)
 #: Difference between two nodes' clocks at which deadlines are noticeably wrong.
 MAX_SKEW_SECONDS = 0.5
 
@@ -109,6 +110,8 @@ MAX_SKEW_SECONDS = 0.5
 class PeerDiscovery:
     """Publishes the address of this node, and collects those of others.
 
+    Sidecars read changes alone, and ask for the others' status at the start and after a reconnect. Gateways also read
+    heartbeats: if sidecars did, their messages would grow with the square of the nodes.
     Addresses come from these events and never from a handle: a forged handle must not make a sidecar dial an arbitrary
     host. A node that stops reporting keeps its address. The next pull from it shows if it is reachable.
     """
@@ -118,13 +121,16 @@ class PeerDiscovery:
         self._bus = bus
         self._sidecar = sidecar
         self._host = host
+        self._census = Census(bus, subjects.NODE)
+        self._reconnects = bus.reconnects
+        self._told: tuple[object, ...] = ()  # what all were told last
         self._skewed: set[str] = set()
         self._draining = False
         self._beating: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         bus, node = self._bus, self._sidecar.settings.node
-        census = Census(bus, subjects.NODE)
+        census = self._census
         await bus.subscribe(subjects.event_subject(subjects.NODE), self._on_status)
         await bus.subscribe(census.answer_subject(subjects.NODE), self._on_status)
         await bus.subscribe(subjects.event_subject(subjects.CENSUS), self._on_census)
@@ -143,14 +149,15 @@ class PeerDiscovery:
             self._beating.cancel()
         self._publish("gone")
 
-    def publish_status(self, subject: str = _STATUS_SUBJECT) -> None:
+    def publish_status(self, subject: str = "") -> None:
+        """Publish the status on ``subject``, or to all if it is new, or to gateways and observers."""
         self._publish("draining" if self._draining else "ready", subject)
 
     def _on_census(self, delivery: Delivery) -> None:
         if subject := find_answer_subject(delivery, subjects.NODE):
             self.publish_status(subject)
 
-    def _publish(self, state: str, subject: str = _STATUS_SUBJECT) -> None:
+    def _publish(self, state: str, subject: str = "") -> None:
         plane = self._sidecar.peers
         if plane is None:
             return
@@ -169,6 +176,10 @@ class PeerDiscovery:
             size=counters["arena_bytes"],
             now=time.time(),
         )
+        if not subject:
+            news = (state, status.unreachable, status.boot, status.port)
+            subject = _STATUS_SUBJECT if news != self._told else _BEAT_SUBJECT
+            self._told = news
         try:
             self._bus.publish(subject, messages.encode(status))
         except BusUnavailable as error:
@@ -177,6 +188,10 @@ class PeerDiscovery:
     async def _beat(self) -> None:
         while True:
             self.publish_status()
+            if self._reconnects != self._bus.reconnects:  # others may have started in between
+                self._reconnects = self._bus.reconnects
+                with suppress(BusUnavailable):
+                    self._census.ask()
             await asyncio.sleep(NODE_HEARTBEAT_SECONDS)
 
     def _on_status(self, delivery: Delivery) -> None:

@@ -68,7 +68,7 @@ def model_user(model: str) -> str:
 
 def _gateway_permissions() -> Permissions:
     says = (subjects.CENSUS, subjects.GATEWAY, subjects.LOAD, subjects.CLAIM, subjects.DIGEST, subjects.RELAY)
-    hears = (subjects.EXECUTOR, subjects.NODE, subjects.GONE, subjects.PLAN, *says)
+    hears = (subjects.EXECUTOR, subjects.NODE, subjects.NODE_BEAT, subjects.GONE, subjects.PLAN, *says)
     return Permissions(
         (
             f"{ROOT}.task.*.*",
@@ -137,7 +137,10 @@ def node_permissions() -> Permissions:
 def _sidecar_permissions() -> Permissions:
     """Return permissions for other sidecars' statuses and ends of invocations."""
     return Permissions(
-        (*map(subjects.event_subject, (subjects.NODE, subjects.CENSUS)), _census_answers(subjects.NODE)),
+        (
+            *map(subjects.event_subject, (subjects.NODE, subjects.NODE_BEAT, subjects.CENSUS)),
+            _census_answers(subjects.NODE),
+        ),
         (
             *map(subjects.event_subject, (subjects.NODE, subjects.CENSUS)),
             _census_answers(subjects.NODE),

@@ -93,7 +93,7 @@ def decode_digest(body: bytes) -> StatusDigest:
 def encode_digests(
     relay: str, statuses: Sequence[bytes], beats: Sequence[bytes], limit: int, last: bool = False
 ) -> Iterator[bytes]:
-    """Join encoded ``statuses`` and ``beats`` into digests of at most ``limit`` bytes; at least one, which may be empty."""
+    """Join encoded ``statuses`` and ``beats`` into digests of at most ``limit`` bytes; without any, into one."""
     settings = WIRE_VERSION, msgspec.json.encode(relay), msgspec.json.encode(last)
     head, room = b'{"v":%d,"relay":%b,"last":%b' % settings, limit - _DIGEST_OVERHEAD_BYTES - len(relay)
     parts = [

@@ -48,10 +48,10 @@ RESPONSES = StreamSpec("OMNIBUS_RESPONSES", RESPONSE_EVENTS)
 
 #: Kinds of ``omnibus.event.<kind>``.
 EXECUTOR, GATEWAY, CENSUS, PLAN, GONE, LOAD = "executor", "gateway", "census", "plan", "gone", "load"
-#: Status of a node's sidecar.
-NODE = "node"
 #: Status of a machine's agent.
 AGENT = "agent"
+#: Status of a node's sidecar: a new one, for all, and its repeats, for gateways and observers.
+NODE, NODE_BEAT = "node", "nodebeat"
 #: Heartbeats that a relay received, and the relay's announcement.
 DIGEST, RELAY = "digest", "relay"
 #: Another gateway now sends a streamed answer.

@@ -11,6 +11,8 @@ from omnibus.bus.heartbeats import NODE_ABSENT_SECONDS, NODE_FORGOTTEN_SECONDS
 from omnibus.bus.messages import NodeStatus
 from omnibus.cluster.presence import PresenceTracker, follow_events
 
+#: Events with the status of a node.
+NODE_EVENTS = (subjects.NODE, subjects.NODE_BEAT)
 #: Seconds over which rates of links are computed.
 RATE_WINDOW_SECONDS = 5.0
 
@@ -77,7 +79,7 @@ class NodeDirectory:
     async def listen(self, bus: Bus) -> list[Callable[[], Awaitable[None]]]:
         """Follow status events, starting with those of all nodes. Returns functions that end this."""
         census = Census(bus, subjects.NODE)
-        ends = await follow_events(bus, {subjects.NODE: self.handle_status}, census=census)
+        ends = await follow_events(bus, dict.fromkeys(NODE_EVENTS, self.handle_status), census=census)
         census.ask()
         return ends
 

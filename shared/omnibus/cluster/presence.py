@@ -182,6 +182,7 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
     subjects.LOAD: messages.decode_load,
     subjects.PLAN: messages.decode_plan_event,
     subjects.NODE: messages.decode_node,
+    subjects.NODE_BEAT: messages.decode_node,
     subjects.GONE: lambda data: data.decode(errors="replace"),
 }
 

@@ -10,6 +10,7 @@ from omnibus.bus import Bus, subjects
 from omnibus.bus.census import Census
 from omnibus.bus.heartbeats import CENSUS_INTERVAL_SECONDS
 from omnibus.cluster.monitor.snapshot import SystemState
+from omnibus.cluster.nodes import NODE_EVENTS
 from omnibus.cluster.presence import follow_events
 from omnibus.errors import OmnibusError, ProtocolError, StoreUnavailable
 from omnibus.plan import Plan
@@ -44,7 +45,7 @@ class Watch:
             subjects.GATEWAY: self.seen.handle_gateway,
             subjects.LOAD: self.seen.handle_load,
             subjects.GONE: self.seen.handle_gone,
-            subjects.NODE: self.seen.nodes.handle_status,
+            **dict.fromkeys(NODE_EVENTS, self.seen.nodes.handle_status),
         }
         async with AsyncExitStack() as stack:
             wrapped_handlers = {kind: self._with_news(handler) for kind, handler in handlers.items()}
