@@ -45,7 +45,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV CLIENTS_VENV OPENAI2_VEN
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-real paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-llama-cpp install-real install-weights install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench gpu-check lab plans fuzz chaos chart-lint chart-template hashes release up down clean
+.PHONY: help install demo demo-real paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-llama-cpp install-real install-weights install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench scale gpu-check lab plans fuzz chaos chart-lint chart-template hashes release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -152,6 +152,9 @@ cells: $(VENV)/.dev ## Write the tables of docs/engines.md and docs/models.md: w
 
 bench: $(VENV)/.dev ## Measure, into bench-results.json (ONLY=words picks by name, ONLY=processes shows processes)
 	$(BIN)/python -m pytest tests/bench -m bench -q -s $(if $(ONLY),-k "$(ONLY)") $(ARGS)
+
+scale: $(VENV)/.dev ## Measure 1,000 executors and 16 gateways on one NATS server (ARGS="--executors 64 --only plane")
+	$(BIN)/python -m tests.bench.scale_lab $(ARGS)
 
 gpu-check: $(VENV)/.run ## Compare engines on this machine's GPU with the plain libraries (ARGS=--tiny: on the CPU)
 	$(BIN)/python -m tests.gpu $(ARGS)

@@ -121,6 +121,12 @@ SCALE, SCALED = dict.fromkeys((EXECUTORS, EXECUTORS_EACH, GATEWAYS, MODELS200, A
 #: Costs in one process (``tests/bench/route_cost.py``; at most): of a route, and of counting executors.
 ROUTE_US, MISSING_US = "scale.route_us.10000_over_16", "scale.missing_us.10000_over_100"
 ROUTE_COST = dict.fromkeys((ROUTE_US, MISSING_US), 3.0)
+#: Many executors and gateways on one NATS server (``tests/bench/scale_lab``; at most): deliveries for each heartbeat with
+#: 16 gateways by those with two, CPU of a chat with 1,000 executors by that with 16, and seconds.
+BEATS, TEXT_1000 = "scale.heartbeats_deliveries_per_executor", "scale.text_cpu_ms_1000_over_16"
+LAB_RATIOS = {BEATS: 1.0, TEXT_1000: 1.15}
+LOST_NODE, FROZEN_NODE, ALL_READY = "scale.lost_node_s", "scale.frozen_node_s", "scale.all_ready_s"
+LAB = {LOST_NODE: ("s", 2.0), FROZEN_NODE: ("s", 2.0), ALL_READY: ("s", 30.0)}
 #: Clients of one gateway at the same time (``tests/bench/connections.py``): KiB of an idle connection (at most), the part
 #: of these that are served, and of streams that are right (at least).
 IDLE_KIB, IDLE_SERVED, STREAMS_RIGHT = "scale.idle_connection_kib", "scale.idle_served", "scale.streams_right"
@@ -129,6 +135,7 @@ RATIOS = {
     **NODE_PLANS,
     **SCALE,
     **ROUTE_COST,
+    **LAB_RATIOS,
     IDLE_SERVED: CONNECTIONS[IDLE_SERVED],
     STREAMS_RIGHT: CONNECTIONS[STREAMS_RIGHT],
     FIRST_AUDIO: 0.6,  # begun in the silence before; 1.2 without that
@@ -213,6 +220,7 @@ LIMITS = {
     **VOICE,
     **BURST,
     **UP,
+    **LAB,
     TTFT: ("ms", 1.0),
     **LLAMA_COSTS,
     IDLE_KIB: ("KiB", CONNECTIONS[IDLE_KIB]),
@@ -324,6 +332,8 @@ _ALONE = (
     MIRROR_P99,
     *SCALE,
     *ROUTE_COST,
+    *LAB_RATIOS,
+    *LAB,
     *CONNECTIONS,
     *_NODES,
     *_BESIDE,

@@ -1,16 +1,17 @@
 """Lab for the data plane: many executors and gateways on one real NATS server.
 
-    python -m tests.bench.scale_lab [--executors 1000] [--gateways 16] [--per-connection 1]
+    python -m tests.bench.scale_lab [--executors 1000] [--gateways 16] [--per-connection 1] [--only plane|chats]
 
-It prints, for 2 gateways and for ``--gateways``, the messages and bytes that the server delivers, and the CPU of each
-component. It also prints the time until all gateways and the planner know all executors, and until all gateways notice
-a node of eight executors that was killed, or frozen. ``--chats`` measures the CPU of a chat with 16 executors and with
-``--executors``. The last line contains the figures in JSON:
+To stderr it prints, for 2 gateways and for ``--gateways``, the messages and bytes that the server delivers, and the CPU
+of each component. To stdout it prints figures in JSON:
 
     scale.heartbeats_deliveries_per_executor   deliveries per heartbeat, with many gateways by that with two
-    scale.lost_node_s, scale.frozen_node_s     seconds until the last gateway noticed
-    scale.all_ready_s                          seconds until all know all executors
-    scale.text_cpu_ms_1000_over_16             CPU of a chat with all executors, by that with 16
+    scale.lost_node_s, scale.frozen_node_s     seconds until the last gateway sends no more requests to eight executors
+                                               of a node that was killed, or frozen
+    scale.all_ready_s                          seconds until two gateways and the planner know all executors, from the
+                                               start of their processes
+    scale.text_cpu_ms_1000_over_16             CPU of a chat in all processes, the client's too, with all executors by
+                                               that with 16
 
 All processes share one machine, so their CPU competes: read rates and ratios, not latencies of a full machine.
 """
@@ -33,15 +34,20 @@ import psutil
 
 from omnibus.bus.heartbeats import EXECUTOR_HEARTBEAT_SECONDS
 from omnibus.up import infra
+from tests.bench.cases import ALL_READY, BEATS, FROZEN_NODE, LOST_NODE, TEXT_1000
 from tests.bench.scale_lab.hosts import PER_NODE
 from tests.bench.system import PATHS
 
 _PROCESSES = 4  # of executors
 _GATEWAYS_PER_PROCESS = 8
 _SETTLE_SECONDS, _MEASURE_SECONDS = 6.0, 6.0
-_CHATS = 1500
+_CHATS = 3200
 _ROUNDS = 3
 _UP_WITHIN = 300.0
+
+
+def _report(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 class LabHost:
@@ -148,7 +154,7 @@ async def _measure_rates(lab: Lab, executors: int, gateways: int) -> dict[str, f
         "in_msgs": rates["in_msgs"], "out_msgs": rates["out_msgs"], "out_bytes": rates["out_bytes"],
         **{f"cpu_{role}": 1000 * (later[role] - cpu[role]) / seconds for role in cpu},
     }  # fmt: skip
-    print(
+    _report(
         f"{executors} executors, {gateways} gateways: {rates['in_msgs']:,.0f} msg/s in, {rates['out_msgs']:,.0f} out, "
         f"{rates['out_bytes'] / 1e6:.2f} MB/s out, {figures['deliveries']:.2f} deliveries per heartbeat; CPU ms/s: "
         + ", ".join(f"{role} {1000 * (later[role] - cpu[role]) / seconds:.0f}" for role in cpu)
@@ -178,25 +184,25 @@ async def measure_plane(executors: int, gateways: int, per_connection: int) -> d
         await lab.start_hosts("executors", _split(executors, -(-executors // _PROCESSES)), per_connection)
         ready = await asyncio.gather(*(host.call("ready", count=executors) for host in few))
         all_ready = max(ready) - began
-        print(f"all of {executors} executors known after {all_ready:.1f} s")
+        _report(f"all of {executors} executors known after {all_ready:.1f} s")
         small = await _measure_rates(lab, executors, 2)
         begin = lab.read_traffic()["out_msgs"]
         many = [*few, *await lab.start_hosts("gateways", _split(gateways - 2, _GATEWAYS_PER_PROCESS, 2))]
         await asyncio.gather(*(host.call("ready", count=executors) for host in many))
-        print(
+        _report(
             f"{gateways - 2} more gateways know all executors after {lab.read_traffic()['out_msgs'] - begin:,} deliveries"
         )
         large = await _measure_rates(lab, executors, gateways)
         lost = await _lose_node(lab, executors, executors, many, signal.SIGKILL)
         frozen = await _lose_node(lab, executors + PER_NODE, executors, many, signal.SIGSTOP)
-        print(f"a lost node was noticed after {lost:.2f} s, a frozen one after {frozen:.2f} s")
+        _report(f"a lost node was noticed after {lost:.2f} s, a frozen one after {frozen:.2f} s")
         fit = [count for host in many for count in await host.call("fit")]
-        print(f"gateways with all executors fit at the end: {sum(count == executors for count in fit)} of {len(fit)}")
+        _report(f"gateways with all executors fit at the end: {sum(count == executors for count in fit)} of {len(fit)}")
     return {
-        "scale.heartbeats_deliveries_per_executor": round(large["deliveries"] / small["deliveries"], 3),
-        "scale.lost_node_s": round(lost, 2),
-        "scale.frozen_node_s": round(frozen, 2),
-        "scale.all_ready_s": round(all_ready, 1),
+        BEATS: round(large["deliveries"] / small["deliveries"], 3),
+        LOST_NODE: round(lost, 2),
+        FROZEN_NODE: round(frozen, 2),
+        ALL_READY: round(all_ready, 1),
     }
 
 
@@ -223,9 +229,9 @@ async def measure_chats(executors: int, per_connection: int) -> dict[str, float]
             await chats[-1].call("chats", count=_CHATS)
         costs = [(await _measure_chat(small, chats[0]), await _measure_chat(large, chats[1])) for _ in range(_ROUNDS)]
     for few, many in costs:
-        print(f"CPU of a chat: {few:.3f} ms with 16 executors, {many:.3f} with {executors}")
+        _report(f"CPU of a chat: {few:.3f} ms with 16 executors, {many:.3f} with {executors}")
     ratios = sorted(many / few for few, many in costs)
-    return {"scale.text_cpu_ms_1000_over_16": round(ratios[_ROUNDS // 2], 3)}
+    return {TEXT_1000: round(ratios[_ROUNDS // 2], 3)}
 
 
 async def _main() -> None:
@@ -233,12 +239,13 @@ async def _main() -> None:
     parser.add_argument("--executors", type=int, default=1000)
     parser.add_argument("--gateways", type=int, default=16)
     parser.add_argument("--per-connection", type=int, default=1, help="executors that share a connection to the bus")
-    parser.add_argument("--chats", action="store_true", help="measure the CPU of chats instead")
+    parser.add_argument("--only", choices=("plane", "chats"), help="measure heartbeats and nodes, or chats")
     options = parser.parse_args()
-    if options.chats:
-        figures = await measure_chats(options.executors, options.per_connection)
-    else:
-        figures = await measure_plane(options.executors, options.gateways, options.per_connection)
+    figures: dict[str, float] = {}
+    if options.only != "chats":
+        figures |= await measure_plane(options.executors, options.gateways, options.per_connection)
+    if options.only != "plane":
+        figures |= await measure_chats(options.executors, options.per_connection)
     print(json.dumps(figures))
 
 

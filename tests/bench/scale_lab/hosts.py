@@ -37,7 +37,8 @@ from omnibus_gateway.routing.plan_follower import PlanFollower
 from omnibus_gateway.routing.router import Router
 from omnibus_planner.declared import declarations_file
 from tests.unit.executor.arithmetic import LIMIT, Does
-from tests.unit.gateway.house import HEARS, TEXT, start_toy_gateway, write_chat_words
+from tests.unit.gateway.house import HEARS, TEXT, build_chat_body, start_toy_gateway, write_chat_words
+from tests.unit.gateway.wires import build_post, open_doorway
 from tests.unit.sidecar import node as nodes
 
 #: Executors on each node of the lab.
@@ -197,12 +198,15 @@ def self_knows(gateway: LabGateway, ids: list[str]) -> bool:
 
 @asynccontextmanager
 async def host_chat(url: str, first: int, count: int, _: int) -> AsyncIterator[dict[str, Command]]:
-    """Run a whole gateway without its socket; ``count`` is the number of executors of its plan."""
+    """Run a whole gateway, and its client."""
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         bus = await _connect(stack, url, "gateway-chat")
-        home = await stack.enter_async_context(start_toy_gateway(directory, within=3600.0, bus=bus, record="off"))
+        home = await stack.enter_async_context(start_toy_gateway(directory, within=3600.0, bus=bus, record="digest"))
         home.serve(TEXT)
+        door = await stack.enter_async_context(open_doorway(home))
+        body = msgspec.json.encode(build_chat_body(TEXT, "hello there"))
+        request = build_post("/v1/chat/completions", len(body)) + body
 
         async def wait_ready(command: dict[str, Any]) -> float:
             async with asyncio.timeout(_READY_WITHIN):
@@ -211,15 +215,16 @@ async def host_chat(url: str, first: int, count: int, _: int) -> AsyncIterator[d
             return time.monotonic()
 
         async def send_chats(command: dict[str, Any]) -> None:
-            places = asyncio.Semaphore(_CHATS_AT_ONCE)
+            async def use_connection() -> None:
+                wire = await door.wire()
+                for _ in range(command["count"] // _CHATS_AT_ONCE):
+                    await wire.send(request)
+                    status, answer = await wire.answer()
+                    if status != 200:
+                        raise RuntimeError(answer.decode())
+                wire.close()
 
-            async def send_one() -> None:
-                async with places:
-                    response = await home.ask(TEXT)
-                    if response.status_code != 200:
-                        raise RuntimeError(response.text)
-
-            await asyncio.gather(*(send_one() for _ in range(command["count"])))
+            await asyncio.gather(*(use_connection() for _ in range(_CHATS_AT_ONCE)))
 
         yield {"cpu": _read_cpu, "ready": wait_ready, "chats": send_chats}
 
