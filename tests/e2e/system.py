@@ -23,10 +23,10 @@ import msgspec
 import openai
 import psutil
 
-from omnibus.bus import messages, subjects
+from omnibus.bus import subjects
 from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.nats import NatsBus
-from omnibus.cluster.presence import replica_counts
+from omnibus.cluster.presence import follow_events, replica_counts
 from omnibus.families import catalog
 from omnibus.process.spec import PACKAGE_PATH
 from omnibus.process.tuning import die_with_parent
@@ -288,14 +288,15 @@ class System:
 
     async def statuses(self, bus: NatsBus) -> AsyncGenerator[ExecutorStatus, None]:
         """Stream the heartbeats of executors from now on."""
-        queue: asyncio.Queue[bytes] = asyncio.Queue()
-        stop = await bus.subscribe(subjects.event_subject(subjects.EXECUTOR), lambda d: queue.put_nowait(d.data))
+        queue: asyncio.Queue[ExecutorStatus] = asyncio.Queue()
+        stops = await follow_events(bus, {subjects.EXECUTOR: queue.put_nowait})
         bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
         try:
             while True:
-                yield messages.decode_status(await queue.get())
+                yield await queue.get()
         finally:
-            await stop()
+            for stop in stops:
+                await stop()
 
     async def whole(self, within: float = _BACK_WITHIN, only: Sequence[str] = ()) -> dict[str, int]:
         """Wait until all executors (or ``only`` these) are ready; return their process ids."""
