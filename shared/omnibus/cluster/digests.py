@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds for which a reader reads heartbeats after it missed a digest: the executors find another relay in less.
 _DIRECT_SECONDS = 2 * RELAY_ABSENT_SECONDS
+#: Seconds by which a check for digests may be late. A busy reader of heartbeats would only become busier.
+_MAX_LATE_SECONDS = 0.1
 #: Seconds for which digests cannot bring back an executor that another process saw to end.
 _TOMBSTONE_SECONDS = 1.0
 #: Executors of a relay from which on it looks for those that have left.
@@ -114,8 +116,7 @@ class DigestReader:
         if (timer := self._timers.pop(digest.relay, None)) is not None:
             timer.cancel()
         if not digest.last:
-            loop = asyncio.get_running_loop()
-            self._timers[digest.relay] = loop.call_later(DIGEST_SILENT_SECONDS, self._on_silence, digest.relay)
+            self._await_digest(digest.relay)
         for status in digest.statuses:
             self._handle_status(status)
         for beat in digest.beats:
@@ -126,8 +127,16 @@ class DigestReader:
         if not self._filter.is_old(status):
             self._handler(status)
 
-    def _on_silence(self, relay: str) -> None:
+    def _await_digest(self, relay: str) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + DIGEST_SILENT_SECONDS
+        self._timers[relay] = loop.call_at(due, self._on_silence, relay, due)
+
+    def _on_silence(self, relay: str, due: float) -> None:
         del self._timers[relay]
+        if asyncio.get_running_loop().time() - due > _MAX_LATE_SECONDS:  # this process paused: digests are unread
+            self._await_digest(relay)
+            return
         log.info("no digest of gateway %s: reading heartbeats for %.0f s", relay, _DIRECT_SECONDS)
         self._direct_until = time.monotonic() + _DIRECT_SECONDS
         if not self.is_direct:

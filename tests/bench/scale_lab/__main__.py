@@ -41,8 +41,8 @@ from tests.bench.system import PATHS
 _PROCESSES = 4  # of executors
 _GATEWAYS_PER_PROCESS = 8
 _SETTLE_SECONDS, _MEASURE_SECONDS = 6.0, 6.0
-_CHATS = 3200
-_ROUNDS = 3
+_CHATS = 8000
+_ROUNDS = 5
 _UP_WITHIN = 300.0
 
 

@@ -1,6 +1,7 @@
 """Relays join heartbeats into digests, and readers do without them when they fail."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
@@ -264,6 +265,23 @@ async def test_a_reader_of_a_silent_relay_hears_the_heartbeats_before_executors_
     bus.publish("omnibus.beat.g", encode_status("a", 3))
     await wait_for(lambda: statuses == [1, 3])
 
+    for end in ends:
+        await end()
+
+
+async def test_a_reader_that_paused_reads_the_digests_first(bus: MemoryBus):
+    statuses: list[int] = []
+    ends = await follow_events(bus, {subjects.EXECUTOR: lambda status: statuses.append(status.beat)})
+    [digest] = encode_digests("g", [], [], 4000)
+    bus.publish(DIGESTS, digest)
+    await asyncio.sleep(0.05)
+
+    time.sleep(DIGEST_SILENT_SECONDS + 0.2)  # noqa: ASYNC251 the pause
+    await asyncio.sleep(0.05)
+    bus.publish("omnibus.beat.g", encode_status("a", 3))
+    await asyncio.sleep(0.05)
+
+    assert statuses == []
     for end in ends:
         await end()
 

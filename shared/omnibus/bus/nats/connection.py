@@ -170,6 +170,14 @@ class NatsConnection(Client):
     async def request(self, *arguments: Any, **options: Any) -> Msg:
         return await keep_cancellation(super().request(*arguments, **options))
 
+    async def _process_pong(self) -> None:
+        """Handle the answer to a ping. nats-py ends the connection if its sender does not wait any more."""
+        if self._pongs and self._pongs[0].done():
+            self._pongs.pop(0)
+            self._pings_outstanding = 0
+        else:
+            await super()._process_pong()
+
     async def notify_reconnected(self) -> None:
         self.last_problem = self.refusal = None
         self.on_reconnect()
