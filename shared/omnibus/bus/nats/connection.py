@@ -171,7 +171,7 @@ class NatsConnection(Client):
         return await keep_cancellation(super().request(*arguments, **options))
 
     async def _process_pong(self) -> None:
-        """Handle the answer to a ping. nats-py ends the connection if its sender does not wait any more."""
+        """Handle the answer to a ping. nats-py stops reading if the ping's sender does not wait any more."""
         if self._pongs and self._pongs[0].done():
             self._pongs.pop(0)
             self._pings_outstanding = 0
