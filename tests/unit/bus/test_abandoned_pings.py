@@ -10,6 +10,12 @@ from omnibus.bus.nats import NatsBus
 from omnibus.settings import BusSettings
 
 
+@pytest.mark.behaviour(
+    "nats-py 2.16",
+    "stops reading at the answer to a ping whose sender was cancelled, without an error",
+    "drops such answers",
+    source="NATS protocol, PING and PONG: an answer is no fault",
+)
 @pytest.mark.parametrize("turns", range(1, 9))
 async def test_a_cancelled_subscription_leaves_the_connection(nats_url: str, turns: int):
     bus = await NatsBus.connect(BusSettings(url=nats_url), "test")
