@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from omnibus.bus import Bus, Delivery, subjects
+from omnibus.bus.census import Census
 from omnibus.bus.heartbeats import AGENT_LOST_SECONDS, NODE_FORGOTTEN_SECONDS
 from omnibus.cluster.presence import DesiredExecutors, ExecutorKind, PresenceTracker
 from omnibus.errors import ProtocolError
@@ -126,7 +127,7 @@ class AgentDirectory:
         """Follow agents, starting with all of them. ``tell`` is called with each status."""
         self._tell = tell or self._tell
         await bus.subscribe(subjects.event_subject(subjects.AGENT), self._on_delivery)
-        bus.publish(subjects.event_subject(subjects.CENSUS), b"{}")
+        Census(bus, subjects.AGENT).ask()  # agents answer it to all
 
     def live(self) -> dict[str, AgentStatus]:
         """Return the agents that run, by node."""

@@ -13,6 +13,7 @@ import msgspec
 
 from omnibus import __version__
 from omnibus.bus import Bus, Delivery, subjects
+from omnibus.bus.census import find_answer_subject
 from omnibus.bus.heartbeats import AGENT_HEARTBEAT_SECONDS
 from omnibus.cluster.agents import (
     DRAINING,
@@ -86,10 +87,14 @@ class NodeAgent:
         self._bus, node = bus, self.node
         await bus.subscribe(subjects.assignment_subject(node), self._on_assignment)
         await bus.add_responder(subjects.drain_subject(node), self._on_request)
-        await bus.subscribe(subjects.event_subject(subjects.CENSUS), lambda _: self._publish_status())
+        await bus.subscribe(subjects.event_subject(subjects.CENSUS), self._on_census)
         self._tasks = [asyncio.create_task(work) for work in (self._run_reconciler(), self._run_heartbeat())]
         for task in self._tasks:
             task.add_done_callback(self._on_task_done)
+
+    def _on_census(self, delivery: Delivery) -> None:
+        if find_answer_subject(delivery, subjects.AGENT):
+            self._publish_status()
 
     async def close(self) -> None:
         """Leave the cluster. The supervisor ends the executors."""
