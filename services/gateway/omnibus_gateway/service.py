@@ -22,8 +22,8 @@ from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings, SidecarSettings, StoreSettings, read_settings
 from omnibus.store import Store
 from omnibus.tensors.client import TensorClient, connect_when_ready
-from omnibus_gateway.api.app import Frontend
-from omnibus_gateway.api.routes import RouteTable
+from omnibus_gateway.adapters.control import AdapterControl
+from omnibus_gateway.application import Frontend, RouteTable
 from omnibus_gateway.apps.service import AppService
 from omnibus_gateway.auth.access_rules import check_token
 from omnibus_gateway.auth.tenancy import Tenancy
@@ -31,30 +31,31 @@ from omnibus_gateway.batches.service import Batches
 from omnibus_gateway.console.recorder import HistoryRecorder
 from omnibus_gateway.console.routes import Console
 from omnibus_gateway.dispatch.dispatcher import Dispatcher
-from omnibus_gateway.files.client_files import ClientFiles
-from omnibus_gateway.files.object_storage import open_made_files
 from omnibus_gateway.http.connection import ConnectionLimits
 from omnibus_gateway.http.response import OpenRequests
 from omnibus_gateway.http.server import GatewayServer, create_server
 from omnibus_gateway.media.blob_store import BLOB, MediaStore
+from omnibus_gateway.media.client_files import ClientFiles
 from omnibus_gateway.media.fetcher import Fetcher, FetchRules
 from omnibus_gateway.media.files import FILE, FileStore, MadeFiles
+from omnibus_gateway.media.object_storage import open_made_files
 from omnibus_gateway.media.peers import FileResponder, FileSource, KeptFile, MediaPeers
 from omnibus_gateway.media.spoken_answers import SpokenAnswers
 from omnibus_gateway.pricing.meter import UsageMeter
 from omnibus_gateway.realtime.service import Realtime
-from omnibus_gateway.replay.replay import Replayer
 from omnibus_gateway.request.continuing import Continuations
 from omnibus_gateway.request.load_report import LoadReporter, register_metrics
 from omnibus_gateway.request.record import HOLD_SECONDS, DeadLetters, Records, parse_record_rules
 from omnibus_gateway.request.request import RequestFactory
+from omnibus_gateway.rerun.replayer import Replayer
+from omnibus_gateway.rerun.spare_room import waiting_counter
 from omnibus_gateway.responses.service import Responses
 from omnibus_gateway.responses.sockets import ResponseSockets
 from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.plan_follower import PlanFollower
 from omnibus_gateway.routing.replicas import Nearness
 from omnibus_gateway.routing.router import Router
-from omnibus_gateway.shadow.mirror import CandidateMirror, waiting_counter
+from omnibus_gateway.shadow.mirror import CandidateMirror
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tenancy.tenant import tenant_account
 from omnibus_gateway.videos.service import Videos
@@ -186,10 +187,12 @@ class GatewayService:
         self, bus: NatsBus, runs: RequestFactory, chat: Chat, tenancy: Tenancy, plans: PlanFollower
     ) -> None:
         """Follow plans, apps and videos, and answer over HTTP."""
-        settings, router, dispatcher = self._settings, runs.router, runs.dispatcher
+        settings, router = self._settings, runs.router
         apps = self._apps = AppService(settings, self._store, router, runs, chat)
         apps.startup()
         self._closing.push_async_callback(apps.shutdown)
+        adapters = AdapterControl(settings, self._store, router, chat, apps.model_names)
+        self._start_task(adapters.follow_store())
         videos = self._videos = Videos(settings, self._store, runs, self._peers, tenancy.deferred)
         videos.startup()
         self._closing.push_async_callback(videos.shutdown)
@@ -213,7 +216,7 @@ class GatewayService:
         with suppress(TimeoutError):
             async with asyncio.timeout(PLAN_WAIT_SECONDS):
                 await plans.read.wait()
-        self._start_server(Frontend(settings, router, dispatcher, table, apps, tenancy.guard_application, console))
+        self._start_server(Frontend(settings, table, apps, adapters, tenancy.guard_application, console))
         self._closing.push_async_callback(console.close)
         scheme = "https" if settings.tls_cert else "http"
         log.info("gateway %s on %s://%s:%d", router.gateway, scheme, settings.host, settings.port)

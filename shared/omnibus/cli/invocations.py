@@ -136,7 +136,7 @@ async def replay_invocation(options: argparse.Namespace) -> int:
 
 
 def _replay_headers(options: argparse.Namespace) -> dict[str, str]:
-    """Return the headers of the request, see ``omnibus_gateway.replay.options``."""
+    """Return the headers of the request, see ``omnibus_gateway.rerun.options``."""
     wishes = {"Omnibus-From": options.start, "Omnibus-Path": options.path, "Omnibus-Route": options.route}
     return {name: value for name, value in wishes.items() if value}
 

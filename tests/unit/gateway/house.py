@@ -28,21 +28,20 @@ from omnibus.plan import Plan
 from omnibus.recording.records import EndRecord
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
-from omnibus_gateway.api.app import Frontend
-from omnibus_gateway.api.routes import RouteTable
+from omnibus_gateway.application import Frontend, RouteTable
 from omnibus_gateway.console.routes import Console
 from omnibus_gateway.dispatch.dispatcher import Dispatcher
-from omnibus_gateway.files.client_files import ClientFiles
-from omnibus_gateway.files.object_storage import open_made_files
 from omnibus_gateway.media.blob_store import MediaStore
+from omnibus_gateway.media.client_files import ClientFiles
 from omnibus_gateway.media.fetcher import Fetcher, FetchRules
+from omnibus_gateway.media.object_storage import open_made_files
 from omnibus_gateway.media.spoken_answers import SpokenAnswers
 from omnibus_gateway.pricing.meter import UsageMeter
-from omnibus_gateway.replay.replay import Replayer
 from omnibus_gateway.request.continuing import Continuations
 from omnibus_gateway.request.load_report import LoadReporter
 from omnibus_gateway.request.record import DeadLetters, Records, parse_record_rules
 from omnibus_gateway.request.request import RequestFactory
+from omnibus_gateway.rerun.replayer import Replayer
 from omnibus_gateway.responses.service import Responses
 from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.router import Router

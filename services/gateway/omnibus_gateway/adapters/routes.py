@@ -5,8 +5,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.adapters.control import AdapterControl
-from omnibus_gateway.adapters.requests import LOAD, UNLOAD
+from omnibus_gateway.adapters.control import LOAD, UNLOAD, AdapterControl
 from omnibus_gateway.auth.access_rules import AdminAuth
 from omnibus_gateway.http.exchange import add_routes, read_request
 

@@ -12,7 +12,6 @@ from omnibus import tracing
 from omnibus.errors import ClientClosed, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.tensors.handle import Item
-from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import ItemStream
 from omnibus_gateway.http.direct import PARSED_BODY, DirectConnection, DirectResponse, DirectRoute
 from omnibus_gateway.http.response import JSON, Headers, OpenRequests, run_headers
@@ -24,7 +23,7 @@ from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.request.accumulator import AnswerAccumulator
 from omnibus_gateway.request.admission import deadline_error
 from omnibus_gateway.request.request import ClientRequest, RequestFactory
-from omnibus_gateway.tasks.chat import Chat, PlainChat
+from omnibus_gateway.tasks.chat import Chat, Chats, PlainChat
 from omnibus_gateway.tasks.chat_response import open_output_streams
 from omnibus_gateway.tasks.direct_answer import DirectAnswer, SentChat, StreamedAnswer, WholeAnswer
 
@@ -38,7 +37,7 @@ class DirectChatRoute(DirectRoute):
         chat: Chat,
         open_requests: OpenRequests,
         allows: Callable[[bytes], bool] | None = None,
-        chats: AppChats | None = None,
+        chats: Chats | None = None,
     ) -> None:
         super().__init__(openapi.PATH, open_requests, allows)
         self.chat = chat

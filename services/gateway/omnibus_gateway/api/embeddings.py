@@ -16,7 +16,6 @@ from omnibus.task.library import ImageTextEmbedding, ImageTextInput, ImageTextVe
 from omnibus.task.result import decode_value
 from omnibus.task.runtime import run as run_task
 from omnibus.tensors.handle import Item
-from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
@@ -25,7 +24,7 @@ from omnibus_gateway.openai import embeddings
 from omnibus_gateway.openai.embeddings import EmbeddingRequest
 from omnibus_gateway.pricing.headers import refuse_price_options
 from omnibus_gateway.request.request import ClientRequest, RequestFactory, run_to_end
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import AppRoutes, Chat
 from omnibus_gateway.tasks.prepared_chat import await_result, place_media, place_texts
 from omnibus_gateway.tasks.resolve import TaskCache, create_embedding_task, rename_params
 
@@ -71,14 +70,14 @@ class EmbeddingRoute(PostRoute):
         self._runs = runs
         self._chat = chat
         #: Apps that are models; None without apps.
-        self.chats: AppChats | None = None
+        self.apps: AppRoutes | None = None
         self._tasks = TaskCache(runs.router, create_embedding_task)
         self._limits = MediaLimits(body_bytes=settings.max_body)
 
     async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
         embedding_request = self._format.parse(post.body)
-        if self.chats is not None and self.chats.is_served_by_app(embedding_request.model, EMBEDDINGS):
-            await self._call_app(self.chats, embedding_request, post, sending)
+        if self.apps is not None and self.apps.is_served_by_app(embedding_request.model, EMBEDDINGS):
+            await self._call_app(self.apps, embedding_request, post, sending)
             return
         task = self._tasks.get_task(embedding_request.model)
         sending.model = embedding_request.model
@@ -96,7 +95,7 @@ class EmbeddingRoute(PostRoute):
         await sending.send_body(JSON, body)
 
     async def _call_app(
-        self, apps: AppChats, embedding_request: EmbeddingRequest, post: PostRequest, sending: ResponseWriter
+        self, apps: AppRoutes, embedding_request: EmbeddingRequest, post: PostRequest, sending: ResponseWriter
     ) -> None:
         refuse_price_options(post.headers)
         _check_texts(embedding_request)

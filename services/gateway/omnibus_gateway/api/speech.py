@@ -15,7 +15,6 @@ from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
 from omnibus.task import ChatOutput, CompositeTask
 from omnibus.task.library import SpeakingParams, TextToSpeechInput
-from omnibus_gateway.apps.chat import AppChats
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import ResponseWriter
@@ -26,7 +25,7 @@ from omnibus_gateway.openai.speech import SpeechDelta, SpeechDone, SpeechRequest
 from omnibus_gateway.request.accumulator import AnswerAccumulator
 from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.routing.assignment import ModelSampling
-from omnibus_gateway.tasks.chat import Chat
+from omnibus_gateway.tasks.chat import AppRoutes, Chat, Chats
 from omnibus_gateway.tasks.chat_response import open_output_streams
 from omnibus_gateway.tasks.prepared_chat import PreparedChat as AskedOfModel
 from omnibus_gateway.tasks.recognition import Speakers
@@ -53,7 +52,8 @@ class SpeechRoute(PostRoute):
     def __init__(self, settings: GatewaySettings, chat: Chat, speakers: Speakers) -> None:
         super().__init__(settings)
         self._chat, self._speakers = chat, speakers
-        self.chats: Chat | AppChats = chat
+        self.chats: Chats = chat
+        self.apps: AppRoutes | None = None
 
     async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
         speech_request = speech.parse_speech_request(post.body)
@@ -68,12 +68,12 @@ class SpeechRoute(PostRoute):
                 speech_request.model, task, speech_request.seed, post.pinned, post.prices
             )
             output = self._speak(speech_request, task, run)
-        elif isinstance(self.chats, AppChats) and self.chats.is_served_by_app(speech_request.model, SPEECH):
-            run = sending.run = self.chats.open_request(
+        elif self.apps is not None and self.apps.is_served_by_app(speech_request.model, SPEECH):
+            run = sending.run = self.apps.open_request(
                 speech_request.model, speech_request.seed, post.pinned, route=SPEECH
             )
             self._chat.check_price(run, post.prices)
-            output = self._call_app(speech_request, self.chats, run)
+            output = self._call_app(speech_request, self.apps, run)
         else:
             run = sending.run = self.chats.open_request(speech_request.model, speech_request.seed, post.pinned)
             output = self._begin_chat(speech_request, run, post)
@@ -96,7 +96,7 @@ class SpeechRoute(PostRoute):
         speech_output = await self._speakers.speak(run, task, speech_request.input, speech_request.voice_name, params)
         return ChatOutput(text=None, audio=speech_output.audio)
 
-    async def _call_app(self, speech_request: SpeechRequest, apps: AppChats, run: ClientRequest) -> ChatOutput:
+    async def _call_app(self, speech_request: SpeechRequest, apps: AppRoutes, run: ClientRequest) -> ChatOutput:
         """Return the speech of an app; its speed is changed afterwards."""
         _refuse_instructions(speech_request)
         optional = {"temperature": speech_request.temperature, "max_tokens": speech_request.max_tokens}

@@ -24,17 +24,23 @@ from omnibus.errors import Conflict, OmnibusError, Overloaded
 from omnibus.recording.records import RecordedAnswer
 from omnibus.service import until_cancelled
 from omnibus_gateway.apps.call import Call
-from omnibus_gateway.apps.mirrored_request import MirroredRequest, RecordedCall, find_calls
+from omnibus_gateway.apps.graph_submission import handle_literals
 from omnibus_gateway.apps.response_schemas import AppCanaryRequest, AppCanaryView, ComparedCall
 from omnibus_gateway.apps.worker_supervisor import WorkerSupervisor
 from omnibus_gateway.dispatch.retention import RecordedChunk
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.media.blob_store import MediaStore
-from omnibus_gateway.replay.replay import digest_chunks
 from omnibus_gateway.request.admission import app_deadline_error
 from omnibus_gateway.request.request import RequestFactory
-from omnibus_gateway.shadow.compare import count_comparable, describe_difference, describe_json_difference, has_content
-from omnibus_gateway.shadow.mirror import LOOK_SECONDS, PAUSE_SECONDS, Place, SpareRoom
+from omnibus_gateway.rerun.app_call import MirroredRequest, RecordedCall, find_calls
+from omnibus_gateway.rerun.differences import (
+    count_comparable,
+    describe_difference,
+    describe_json_difference,
+    has_content,
+)
+from omnibus_gateway.rerun.replayer import digest_chunks
+from omnibus_gateway.rerun.spare_room import LOOK_SECONDS, PAUSE_SECONDS, Place, SpareRoom
 
 #: Text fields in the chunks of a chat.
 _TEXTS = ("text", "calls", "reasoning")
@@ -65,9 +71,9 @@ async def replay_call(
     Raises if the call cannot be sent. An error of the app or of a stage is in the result.
     """
     try:
-        body, issued_literals = await request.restore_body(media)
+        body, placed_values = await request.restore_body(media)
         await worker.warm_up()
-        call = worker.serve_again(request, body, recorded_call.call, issued_literals)
+        call = worker.serve_again(request, body, recorded_call.call, frozenset(handle_literals(placed_values)))
     except BaseException:
         request.end("failed")
         raise

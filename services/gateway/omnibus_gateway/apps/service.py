@@ -7,23 +7,19 @@ from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
-from omnibus_gateway.adapters.control import AdapterControl
 from omnibus_gateway.apps.canary import AppCanary
 from omnibus_gateway.apps.chat import AppChats, InvokeRoute
 from omnibus_gateway.apps.registration import AppControl
 from omnibus_gateway.apps.served_apps import Registry
 from omnibus_gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
 from omnibus_gateway.request.request import RequestFactory
+from omnibus_gateway.rerun.spare_room import SpareRoom, waiting_counter
 from omnibus_gateway.routing.router import Router
-from omnibus_gateway.shadow.mirror import SpareRoom, waiting_counter
 from omnibus_gateway.tasks.chat import Chat
 
 
 class AppService:
-    """Registered apps: ``registry`` follows the store, and the other attributes serve clients.
-
-    ``adapters`` are registered in the same way.
-    """
+    """Registered apps: ``registry`` follows the store, and the other attributes serve clients."""
 
     def __init__(
         self, settings: GatewaySettings, store: Store, router: Router, runs: RequestFactory, chat: Chat
@@ -34,17 +30,16 @@ class AppService:
         self.control = AppControl(settings, store, self.registry, router, canary)
         self.chats = AppChats(runs, chat, self.registry)
         self.invoke = InvokeRoute(settings, runs, self.registry, self.chats)
-        self.adapters = AdapterControl(settings, store, router, chat, self._model_names)
         GATEWAY.app_workers.set_value(lambda: self.registry.warm_count)
-        self._following: list[asyncio.Task[None]] = []
+        self._following: asyncio.Task[None] | None = None
 
-    def _model_names(self) -> list[str]:
+    def model_names(self) -> list[str]:
+        """Return the names of the models that apps provide."""
         return [app.model for app in self.registry.model_records()]
 
     def startup(self) -> None:
         """Start all registered apps, and follow changes of the store."""
-        loop, follows = asyncio.get_running_loop(), (self.registry.follow_store(), self.adapters.follow_store())
-        self._following = [loop.create_task(follow) for follow in follows]
+        self._following = asyncio.get_running_loop().create_task(self.registry.follow_store())
 
     async def drain(self, seconds: float) -> None:
         """Wait until all requests have finished."""
@@ -52,6 +47,6 @@ class AppService:
 
     async def shutdown(self) -> None:
         """Stop all workers."""
-        for following in self._following:
-            await until_cancelled(following)
+        if self._following is not None:
+            await until_cancelled(self._following)
         await self.registry.shutdown()

@@ -39,9 +39,8 @@ from omnibus_gateway.batches.job_payload import (
     decode_spec,
     encode,
 )
-from omnibus_gateway.batches.line_sender import LineSender, failed_line
-from omnibus_gateway.batches.results import BatchResults
-from omnibus_gateway.files.client_files import ClientFiles
+from omnibus_gateway.batches.sender import BatchResults, LineSender, failed_line
+from omnibus_gateway.media.client_files import ClientFiles
 from omnibus_gateway.media.files import new_secret_id
 from omnibus_gateway.openai.batches import (
     Batch,

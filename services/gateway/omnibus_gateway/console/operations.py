@@ -228,7 +228,7 @@ class ConsoleReplays:
     async def stream_replay(self, id: str, query: Mapping[str, str]) -> AsyncGenerator[bytes, None]:
         """Yield the output of ``omnibus replay``: where it runs, then the answer and the comparison.
 
-        ``from``, ``path`` and ``route`` of ``query`` are the headers of ``omnibus_gateway.replay.options``. Raises
+        ``from``, ``path`` and ``route`` of ``query`` are the headers of ``omnibus_gateway.rerun.options``. Raises
         ``BadRequest`` for other parameters, and ``NotFound``.
         """
         headers = _replay_headers(query)

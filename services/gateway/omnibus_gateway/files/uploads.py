@@ -14,9 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from omnibus.errors import BadRequest, Conflict, LimitReached, NotFound, Overloaded, StorageFull, TooLarge
-from omnibus_gateway.files.client_files import ClientFile, ClientFiles, owner_prefix
-from omnibus_gateway.files.object_storage import ObjectStorage, StoredObject
+from omnibus_gateway.media.client_files import ClientFile, ClientFiles, owner_prefix
 from omnibus_gateway.media.files import new_secret_id
+from omnibus_gateway.media.object_storage import ObjectStorage, StoredObject
 
 #: Seconds within which a client must complete an upload.
 UPLOAD_SECONDS = 3600.0

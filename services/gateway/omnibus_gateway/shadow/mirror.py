@@ -9,15 +9,13 @@ nothing here runs, and requests do not call it at their end.
 Client requests of a canary, compared with those of the other executors: failures and slow ones.
 
 Comparison of one finished request on serving version and candidate.
-
-Spare capacity: decides whether background work may run now.
 """
 
 import asyncio
 import logging
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from typing import Any, Literal, NamedTuple
@@ -43,65 +41,16 @@ from omnibus.plan import CANDIDATE_MARK, Path
 from omnibus.service import until_cancelled
 from omnibus.store import Store
 from omnibus_gateway.dispatch.inflight import InflightInvocation
-from omnibus_gateway.replay.options import ReplayOptions
-from omnibus_gateway.replay.replay import MirroredRun, Replayer
 from omnibus_gateway.request.record import Records
-from omnibus_gateway.request.request import RequestFactory
-from omnibus_gateway.routing.executors import ExecutorEntry, ExecutorTable
+from omnibus_gateway.rerun.differences import OutputDifference, count_comparable, find_differences
+from omnibus_gateway.rerun.options import ReplayOptions
+from omnibus_gateway.rerun.replayer import MirroredRun, Replayer
+from omnibus_gateway.rerun.spare_room import LOOK_SECONDS, PAUSE_SECONDS, SpareRoom
+from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.routing.router import Router
-from omnibus_gateway.shadow.compare import OutputDifference, count_comparable, find_differences
 
-#: Seconds that a comparison waits for room, and between two checks.
-ROOM_SECONDS, LOOK_SECONDS = 5.0, 0.01
-#: Seconds without comparisons after one without room.
-PAUSE_SECONDS = 1.0
-
-#: Model, and one of its deployment options.
-Place = tuple[str, str]
-
-
-def invocation_places(invocations: Iterable[Invocation]) -> set[Place]:
-    """Return the models and options that run ``invocations``."""
-    return {
-        (node.model or invocation.model, option)
-        for invocation in invocations
-        for node, option in zip(invocation.nodes, invocation.options, strict=True)
-    }
-
-
-class SpareRoom:
-    """Spare capacity of the executors in ``router``; ``count_waiting`` counts waiting requests at this gateway."""
-
-    def __init__(self, router: Router, count_waiting: Callable[[], int]) -> None:
-        self._router = router
-        self._count_waiting = count_waiting
-
-    def is_free(self, places: Iterable[Place], own_count: int = 0) -> bool:
-        """Return True if nothing waits and executors are less than half full.
-
-        ``places`` are their models and options. ``own_count`` of their invocations are comparisons, which do not count.
-        """
-        return not self._count_waiting() and all(
-            _has_room(self._router.serving_executors(model, option), own_count) for model, option in places
-        )
-
-
-def waiting_counter(runs: RequestFactory) -> Callable[[], int]:
-    """Return a function that counts waiting requests at this gateway."""
-
-    def count_waiting() -> int:
-        queues = runs.admission.queues() if runs.admission is not None else ()
-        return runs.room.waiting + sum(queue.fair.waiting for queue in queues)
-
-    return count_waiting
-
-
-def _has_room(members: Sequence[ExecutorEntry], own_count: int) -> bool:
-    if any(member.drain.overloaded for member in members):
-        return False
-    users = sum(member.own + member.foreign for member in members) - own_count
-    return users < sum(max(1, member.status.slots // 2) for member in members)
-
+#: Seconds that a comparison waits for room.
+ROOM_SECONDS = 5.0
 
 #: Maximum number of remembered durations of other requests per model and type, and the minimum for a comparison.
 MAX_DURATIONS, MIN_DURATIONS = 400, 20

@@ -14,6 +14,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
+from pydantic import BaseModel
 
 from omnibus.app.protocol import CHAT
 from omnibus.encoding.audio import OPENAI_VOICES
@@ -23,10 +24,10 @@ from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask, record, rep
 from omnibus.task.library.chat import ChatChoices, ChatFanOut
 from omnibus.task.runtime import run as run_task
 from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
-from omnibus_gateway.dispatch.streams import Fingerprint
-from omnibus_gateway.files.client_files import ClientFiles, resolve_files
+from omnibus_gateway.dispatch.streams import Fingerprint, ItemStream
 from omnibus_gateway.http.response import ResponseWriter
 from omnibus_gateway.media import inspect as openai_media
+from omnibus_gateway.media.client_files import ClientFiles, resolve_files
 from omnibus_gateway.media.fetcher import Fetcher
 from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits
 from omnibus_gateway.media.spoken_answers import SpokenAnswers, answer_references, unknown_audio_error
@@ -69,6 +70,23 @@ class ChatAnswerer(Protocol):
         resumable_stream: None,
         prices: PriceOptions,
     ) -> Awaitable[None]: ...
+
+
+class AppRoutes(Chats, Protocol):
+    """Apps that serve chats and other routes."""
+
+    def open_request(
+        self, model: str, seed: int | None = None, pinned_path: str = "", route: str = CHAT
+    ) -> ClientRequest:
+        """Open a request to ``model``, or to the app that serves it on ``route``."""
+
+    def resolve_voice(self, run: ClientRequest, name: str) -> str:
+        """Return the voice of the run's app for ``name``. Raises ``BadRequest`` for an unknown voice."""
+
+    async def call_route(
+        self, run: ClientRequest, route: str, request: BaseModel, placed: Any
+    ) -> dict[str, ItemStream]:
+        """Send ``request`` to the function of ``route`` in the run's app; return the streams of its outputs."""
 
 
 class PlainChat(NamedTuple):

@@ -5,9 +5,6 @@ transcribes in a chat instead.
 """
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
-
-from pydantic import BaseModel
 
 from omnibus.app.routes import TRANSCRIPTIONS
 from omnibus.errors import BadRequest, NotFound
@@ -24,10 +21,11 @@ from omnibus.task.library import (
 )
 from omnibus.task.result import decode_part
 from omnibus.task.runtime import run as run_task
-from omnibus_gateway.dispatch.streams import ItemStream, merge_streams
+from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.media.inspect import InspectedMedia, estimate_tokens
 from omnibus_gateway.pricing.headers import PriceOptions
 from omnibus_gateway.request.request import ClientRequest, RequestFactory
+from omnibus_gateway.tasks.chat import AppRoutes
 from omnibus_gateway.tasks.prepared_chat import place_media
 from omnibus_gateway.tasks.resolve import TaskCache, create_recognition_task, create_speech_task
 
@@ -103,23 +101,6 @@ class Speakers(AudioModels):
 
 
 _NO_PRICES = PriceOptions()
-
-
-class AppRoutes(Protocol):
-    """Apps that serve routes."""
-
-    def open_request(
-        self, model: str, seed: int | None = None, pinned_path: str = "", route: str = TRANSCRIPTIONS
-    ) -> ClientRequest:
-        """Open a request to the app that serves ``model`` on ``route``."""
-
-    def is_served_by_app(self, model: str, route: str = TRANSCRIPTIONS) -> bool:
-        """Return True if an app serves ``model`` on ``route``."""
-
-    async def call_route(
-        self, run: ClientRequest, route: str, request: BaseModel, placed: Any
-    ) -> dict[str, ItemStream]:
-        """Send ``request`` to the function of ``route`` in the run's app; return the streams of its outputs."""
 
 
 class RecordingReader:

@@ -24,10 +24,10 @@ from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import OVERHEAD_BYTES, JobRecord, Store
-from omnibus_gateway.files.object_storage import ObjectStorage
 from omnibus_gateway.http.response import Content
 from omnibus_gateway.media.files import new_secret_id, remove_older
 from omnibus_gateway.media.inspect import InspectedMedia
+from omnibus_gateway.media.object_storage import ObjectStorage
 from omnibus_gateway.media.peers import KeptFile, MediaPeers
 from omnibus_gateway.openai.videos import REFERENCE, ListQuery, Variant, Video, VideoList, VideoRequest
 from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions

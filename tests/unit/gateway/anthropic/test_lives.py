@@ -10,7 +10,7 @@ import pytest
 
 from omnibus.settings import StoreSettings
 from omnibus.store import Store
-from omnibus_gateway.api.app import Frontend
+from omnibus_gateway.application import Frontend
 from omnibus_gateway.auth.tenancy import Tenancy
 from tests.unit.gateway.anthropic.house import (
     PATH,

@@ -18,7 +18,7 @@ from omnibus.plan import ModelPlan, Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
-from omnibus_gateway.api.app import Frontend
+from omnibus_gateway.application import Frontend
 from omnibus_gateway.apps.service import AppService
 from omnibus_planner.declared import app_models
 from tests.unit.gateway.apps.forked_workers import template_pid

@@ -11,9 +11,9 @@ from omnibus.graph import Invocation
 from omnibus.recording.records import AppCall, Record, RecordedAnswer
 from omnibus.structured.calls import call_head
 from omnibus_gateway.apps.canary import ReplayedCall, has_comparison, is_as_recorded
-from omnibus_gateway.apps.mirrored_request import RecordedCall, RecordedSegment
 from omnibus_gateway.dispatch.retention import RecordedChunk
-from omnibus_gateway.replay.replay import digest_chunks
+from omnibus_gateway.rerun.app_call import RecordedCall, RecordedSegment
+from omnibus_gateway.rerun.replayer import digest_chunks
 from tests.unit.cli.documents import make_end, make_invocation
 
 KEY = (0, 2, "text")

@@ -10,7 +10,7 @@ import pytest
 
 from omnibus.errors import NotFound, StorageFull, TooLarge
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.files.client_files import ClientFiles
+from omnibus_gateway.media.client_files import ClientFiles
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.auth.test_middleware import start_gated_gateway
 from tests.unit.gateway.house import (

@@ -10,8 +10,8 @@ import pytest
 
 from omnibus.errors import BadRequest, NotFound, StoreUnavailable, TooLarge
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.files.object_storage import FileObjects, ObjectStorage, StoredObject, open_made_files, surplus
 from omnibus_gateway.media.files import FileStore, UnwrittenFile
+from omnibus_gateway.media.object_storage import FileObjects, ObjectStorage, StoredObject, open_made_files, surplus
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.house import PAINTER, ToyGateway, read_error_body, start_toy_gateway
 

@@ -8,9 +8,9 @@ import pytest
 
 from omnibus.errors import BadRequest, Conflict, NotFound, StoreUnavailable
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.files.client_files import ClientFile, ClientFiles
-from omnibus_gateway.files.object_storage import ObjectStorage
 from omnibus_gateway.files.uploads import FileUpload, FileUploads
+from omnibus_gateway.media.client_files import ClientFile, ClientFiles
+from omnibus_gateway.media.object_storage import ObjectStorage
 
 
 @pytest.fixture(params=["directory", "bucket"])

@@ -10,8 +10,8 @@ import pytest
 from omnibus.errors import StorageFull, TooLarge
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
-from omnibus_gateway.files.client_files import ClientFiles
 from omnibus_gateway.files.uploads import FileUploads
+from omnibus_gateway.media.client_files import ClientFiles
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 
 LIMIT = 1000
@@ -83,6 +83,6 @@ async def test_parts_that_come_at_the_same_time_are_no_more_than_announced(gatew
 
 
 def _get_owner() -> str:
-    from omnibus_gateway.files.client_files import owner_prefix
+    from omnibus_gateway.media.client_files import owner_prefix
 
     return owner_prefix()

@@ -10,8 +10,8 @@ import pytest
 
 from omnibus.errors import BadRequest, Conflict, NotFound, StorageFull, TooLarge
 from omnibus_gateway.files import uploads as uploads_module
-from omnibus_gateway.files.client_files import ClientFiles
 from omnibus_gateway.files.uploads import FileUploads
+from omnibus_gateway.media.client_files import ClientFiles
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from tests.unit.gateway.files.test_client_files import client_of, open_client_files
 from tests.unit.gateway.house import PNG, ToyGateway, read_error_body

@@ -13,7 +13,7 @@ from omnibus.bus import subjects
 from omnibus.errors import NotFound
 from omnibus.graph import Invocation
 from omnibus.task import CompositeTask
-from omnibus_gateway.replay.replay import Replayer
+from omnibus_gateway.rerun.replayer import Replayer
 from tests.property.estate import GraphSystem, start_graph_system
 from tests.unit.sidecar.node import wait_until
 from tests.unit.task.tasks import ADD, FOLD, MANY, ONE, Add, AddInput, AddOutput, FoldInput, NumberInput

@@ -20,7 +20,7 @@ from omnibus.recording import records
 from omnibus.recording.records import Record
 from omnibus.recording.steps import build_steps, can_begin_at, find_node, fork_invocation, parse_change
 from omnibus_gateway.dispatch.retention import RecordedChunk
-from omnibus_gateway.replay.contents import render_chunks
+from omnibus_gateway.rerun.contents import render_chunks
 from tests.unit.gateway.house import (
     PNG,
     VL,

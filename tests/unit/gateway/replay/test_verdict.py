@@ -18,8 +18,8 @@ from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.inflight import InflightInvocation
 from omnibus_gateway.dispatch.streams import Fingerprint, ResultStream
 from omnibus_gateway.media.blob_store import MediaStore
-from omnibus_gateway.replay.comparison import ReplayComparison, compare_failures, summarize
 from omnibus_gateway.request.accumulator import AnswerAccumulator
+from omnibus_gateway.rerun.comparison import ReplayComparison, compare_failures, summarize
 from tests.unit.cli.documents import make_end, make_invocation
 
 EMPTY_TEXT = hashlib.sha256(b"").hexdigest()

@@ -8,7 +8,7 @@ import pytest
 from omnibus.canary.candidate import GateRules
 from omnibus.graph import GraphNode
 from omnibus_gateway.dispatch.retention import RecordedChunk
-from omnibus_gateway.shadow.compare import describe_difference, find_differences
+from omnibus_gateway.rerun.differences import describe_difference, find_differences
 
 EXACT = GateRules(tolerance=0.0)
 

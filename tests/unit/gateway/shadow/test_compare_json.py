@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from omnibus.canary.candidate import GateRules
-from omnibus_gateway.shadow.compare import describe_json_difference
+from omnibus_gateway.rerun.differences import describe_json_difference
 
 EXACT, LOOSE = GateRules(tolerance=0.0), GateRules(tolerance=0.1, score=0.5)
 

@@ -9,7 +9,7 @@ import pytest
 from omnibus.bus.messages import Hop
 from omnibus.canary.candidate import Candidate
 from omnibus_gateway.dispatch.retention import RecordedChunk
-from omnibus_gateway.replay.replay import MirroredRun
+from omnibus_gateway.rerun.replayer import MirroredRun
 from omnibus_gateway.shadow.mirror import compare_runs, is_void
 from tests.unit.cli.documents import make_invocation
 

@@ -11,8 +11,8 @@ from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.auth.access_rules import AdminAuth
 from omnibus_gateway.http.exchange import add_routes, json_response, parse_number, parse_query
-from omnibus_gateway.replay.contents import EdgeContents
 from omnibus_gateway.replay.history import MAX_LISTED, History, Query
+from omnibus_gateway.rerun.contents import EdgeContents
 
 LIST_PATH, INVOCATION_PATH = "/v1/invocations", "/v1/invocations/{id}"
 #: ``side`` is ``inputs`` or ``outputs`` of a node; ``name`` is one of them.

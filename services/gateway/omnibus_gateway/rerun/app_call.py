@@ -1,6 +1,6 @@
 """Request without a client: sends a recorded call to another version of its app.
 
-Its graphs run like those of mirrored requests (``omnibus_gateway.replay.replay``). They are not recorded, counted as
+Its graphs run like those of mirrored requests (``omnibus_gateway.rerun.replayer``). They are not recorded, counted as
 load or charged to a tenant. They do not move to another executor, and do not use cached results for their media. Media
 that the app places are not stored.
 
@@ -22,11 +22,9 @@ from omnibus.graph import HANDLE, WIRE_VERSION, GraphNode, Invocation
 from omnibus.recording import records
 from omnibus.recording.records import AppCall, EndRecord, Record, RecordedAnswer
 from omnibus.task import Segment
-from omnibus_gateway.apps.graph_submission import handle_literals
 from omnibus_gateway.dispatch.inflight import InflightInvocation
 from omnibus_gateway.dispatch.streams import ResultStream
 from omnibus_gateway.media.blob_store import MediaStore
-from omnibus_gateway.replay.replay import refuse_other_routes
 from omnibus_gateway.request.admission import fail_open_streams, request_over_error
 from omnibus_gateway.request.inputs import (
     MAX_READERS,
@@ -38,8 +36,9 @@ from omnibus_gateway.request.inputs import (
     restore_input,
 )
 from omnibus_gateway.request.request import RequestFactory, app_letters, validate_segment
+from omnibus_gateway.rerun.replayer import refuse_other_routes
+from omnibus_gateway.rerun.spare_room import Place, invocation_places
 from omnibus_gateway.routing.assignment import Assignment
-from omnibus_gateway.shadow.mirror import Place, invocation_places
 
 #: Records per read, and the maximum in total.
 READ_BATCH_COUNT, MAX_READ_RECORDS = 256, 20_000
@@ -157,21 +156,21 @@ class MirroredRequest:
         """Number of its graphs in flight."""
         return sum(not running.over for running in self.segments)
 
-    async def restore_body(self, media: MediaStore) -> tuple[bytes, frozenset[bytes]]:
-        """Return the recorded body with its media placed again, and their literals.
+    async def restore_body(self, media: MediaStore) -> tuple[bytes, list[Any]]:
+        """Return the recorded body with its media placed again, and its values that contain them.
 
         Raises ``NotFound`` for media that are no longer stored.
         """
         call = self._recorded.call
         body = call.body.encode() or await media.get(call.body_sha256)
         if not call.placed:
-            return body, frozenset()
+            return body, []
         fields = msgspec.json.decode(body)
         placed_fields = [name for name in _PLACED_FIELDS if name in fields]
         for name in placed_fields:
             fields[name] = await self._restore(fields[name], media)
         placed_values = [fields[name] for name in placed_fields if name == "media" or isinstance(fields[name], dict)]
-        return msgspec.json.encode(fields), frozenset(handle_literals(placed_values))
+        return msgspec.json.encode(fields), placed_values
 
     async def _restore(self, value: Any, media: MediaStore) -> Any:
         if isinstance(value, list):

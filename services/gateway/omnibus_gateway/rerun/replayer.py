@@ -1,7 +1,7 @@
 """``omnibus.replay``: a recorded invocation runs again, with the same graph, seed and path.
 
-Headers may request another path, certain executors, or a start in the middle: ``omnibus_gateway.replay.options``. A
-request whose graph grew is replayed segment by segment: see ``omnibus_gateway.replay.options``.
+Headers may request another path, certain executors, or a start in the middle: ``omnibus_gateway.rerun.options``. A
+request whose graph grew is replayed segment by segment: see ``omnibus_gateway.rerun.options``.
 
 Replies are one-line JSON: first where each segment runs, then the answer and its comparison, then an empty message. A
 replay can do no more than the original request.
@@ -34,12 +34,12 @@ from omnibus_gateway.dispatch.inflight import TEXT, InflightInvocation, OutputPl
 from omnibus_gateway.dispatch.retention import RecordedChunk, unpack_chunks
 from omnibus_gateway.dispatch.streams import Fingerprint, merge_streams
 from omnibus_gateway.media.blob_store import MediaStore
-from omnibus_gateway.replay import options
-from omnibus_gateway.replay.comparison import ReplayComparison, SegmentVerdict, compare_failures, is_speech, summarize
-from omnibus_gateway.replay.options import ReplayOptions, ReplaySegment, find_segments
 from omnibus_gateway.request.accumulator import AnswerAccumulator, ChoicesAccumulator
 from omnibus_gateway.request.inputs import restore_input, salt_prompt
 from omnibus_gateway.request.record import MAX_RECORDED_CHARS, Records, cut_answer
+from omnibus_gateway.rerun import options
+from omnibus_gateway.rerun.comparison import ReplayComparison, SegmentVerdict, compare_failures, is_speech, summarize
+from omnibus_gateway.rerun.options import ReplayOptions, ReplaySegment, find_segments
 from omnibus_gateway.routing.router import ExecutorRoute, InvocationTicket, Router
 from omnibus_gateway.tasks.chat import APP
 

@@ -1,6 +1,6 @@
-"""HTTP application: plain ASGI for the model routes, FastAPI for the others. Chat is the one hot path.
+"""HTTP application, which connects all surfaces: plain ASGI for the model routes, FastAPI for the others.
 
-``/v1/models``: the models of the plan, and those of apps.
+It also serves ``/v1/models``, which lists the models of the plan and those of apps.
 """
 
 import asyncio
@@ -23,34 +23,179 @@ from omnibus.errors import NotFound, OmnibusError, Rejected
 from omnibus.metrics import render_exposition
 from omnibus.plan import Plan
 from omnibus.settings import GatewaySettings
+from omnibus_gateway.adapters.control import AdapterControl
 from omnibus_gateway.adapters.routes import AdapterRoutes
 from omnibus_gateway.anthropic.errors import MessagesDialect
 from omnibus_gateway.anthropic.openapi import message_components, message_paths
+from omnibus_gateway.anthropic.routes import CountTokensRoute, MessageRoute
+from omnibus_gateway.anthropic.wire import COUNT_TOKENS, MESSAGES
+from omnibus_gateway.api.chat_completions import ChatRoute, DialectTranslator, ImageChatRoute, ResumeRoute
+from omnibus_gateway.api.completions import CompletionRoute
 from omnibus_gateway.api.direct_chat import DirectChatRoute
-from omnibus_gateway.api.routes import RouteTable
+from omnibus_gateway.api.embeddings import EmbeddingFormat, EmbeddingRoute
+from omnibus_gateway.api.images import ImageEditRoute, ImageGenerationRoute, ImageVariationRoute
+from omnibus_gateway.api.rerank import RerankRoute
+from omnibus_gateway.api.speech import SpeechRoute
+from omnibus_gateway.api.transcriptions import TranscriptionRoute, TranslationRoute
 from omnibus_gateway.apps import openapi_document
 from omnibus_gateway.apps.chat import called_app
 from omnibus_gateway.apps.routes import INVOKE, Routes
 from omnibus_gateway.apps.served_apps import Registry
 from omnibus_gateway.apps.service import AppService
 from omnibus_gateway.auth.access_rules import SameOriginMiddleware, allow_origins
+from omnibus_gateway.batches.routes import BatchRoutes
+from omnibus_gateway.batches.service import Batches
 from omnibus_gateway.console.routes import Console
-from omnibus_gateway.dispatch.dispatcher import Dispatcher
+from omnibus_gateway.files.routes import FileRoutes, UploadRoutes
 from omnibus_gateway.http.connection import BODY_COMPLETE
 from omnibus_gateway.http.dialects import DialectEdge
 from omnibus_gateway.http.direct import DirectRoute
-from omnibus_gateway.http.exchange import Handler, add_routes, json_response
+from omnibus_gateway.http.exchange import Handler, PostRoute, add_routes, json_response
 from omnibus_gateway.http.response import LIVENESS, OpenRequests, send_error
+from omnibus_gateway.media.files import MadeFiles
+from omnibus_gateway.ollama import vectors, wire
 from omnibus_gateway.ollama.errors import OllamaDialect
 from omnibus_gateway.ollama.openapi import ollama_components, ollama_paths
-from omnibus_gateway.ollama.routes import OllamaModels
-from omnibus_gateway.ollama.wire import PREFIX
-from omnibus_gateway.openai import openapi
+from omnibus_gateway.ollama.routes import AnswerRoute, OllamaModels
+from omnibus_gateway.openai import completions, embeddings, openapi, rerank, speech, transcriptions
+from omnibus_gateway.openai import images as pictures
 from omnibus_gateway.openai.errors import error_body, error_headers
 from omnibus_gateway.openai.models import PATH, ModelList, ModelObject
+from omnibus_gateway.openai.realtime.session import CLIENT_SECRETS
+from omnibus_gateway.openai.responses import request as response_requests
+from omnibus_gateway.openai.responses.context import COMPACT, INPUT_TOKENS
+from omnibus_gateway.realtime.routes import ClientSecretRoute, RealtimeRoute
+from omnibus_gateway.realtime.service import Realtime
+from omnibus_gateway.realtime.tokens import ClientSecrets
+from omnibus_gateway.replay.history import History
+from omnibus_gateway.replay.routes import InvocationRoutes
+from omnibus_gateway.request.request import RequestFactory
+from omnibus_gateway.rerun.contents import EdgeContents
+from omnibus_gateway.responses.context import ResponseContext
+from omnibus_gateway.responses.drawing import ImageDrawers
+from omnibus_gateway.responses.routes import (
+    CompactRoute,
+    ConversationRoutes,
+    InputTokensRoute,
+    ResponseRoute,
+    ResponseRoutes,
+    ResponseSocketRoute,
+)
+from omnibus_gateway.responses.service import Responses
+from omnibus_gateway.responses.sockets import ResponseSockets
 from omnibus_gateway.routing.router import Router
+from omnibus_gateway.tasks.chat import AppRoutes, Chat
+from omnibus_gateway.tasks.images import ImageTasks
+from omnibus_gateway.tasks.recognition import RecordingReader, Speakers
 from omnibus_gateway.tasks.resolve import describe_model
 from omnibus_gateway.tenancy import body_budget
+from omnibus_gateway.tenancy.deferred import DeferredWork
+from omnibus_gateway.videos.routes import VideoRoutes
+from omnibus_gateway.videos.service import Videos
+
+
+class RouteTable:
+    """Routes by path. ``posts`` answer POST requests; the others are plain handlers."""
+
+    def __init__(
+        self,
+        runs: RequestFactory,
+        chat: Chat,
+        files: MadeFiles,
+        videos: Videos,
+        responses: Responses,
+        deferred_work: DeferredWork | None = None,
+    ) -> None:
+        self.runs, self.chat = runs, chat
+        settings, painters = runs.settings, ImageTasks(runs)
+        image_chat_route = ImageChatRoute(settings, chat, painters, files)
+        translate = DialectTranslator(runs.router, chat, painters)
+        chat_route = ChatRoute(settings, chat, image_chat_route, translate)
+        self._recordings = recordings = RecordingReader(runs)
+        speech_route, transcription_route = (
+            SpeechRoute(settings, chat, Speakers(runs)),
+            TranscriptionRoute(settings, chat, recordings),
+        )
+        translation_route = TranslationRoute(settings, chat, recordings)
+        context = ResponseContext(videos.store, chat)
+        embedding_route = EmbeddingRoute(settings, runs, chat)
+        self._with_apps = chat_route, speech_route, transcription_route, translation_route
+        self._app_routes = speech_route, embedding_route
+        self.sessions = Realtime(
+            settings, chat, recordings, runs.records.bus, deferred_work.events if deferred_work is not None else None
+        )
+        secrets = ClientSecrets(settings, videos.store)
+        #: Answers WebSockets, except those of ``response_sockets``.
+        self.realtime = RealtimeRoute(self.sessions, secrets)
+        self.response_sockets = ResponseSockets(settings, responses)
+        self._response_socket = ResponseSocketRoute(self.response_sockets)
+        self.posts: dict[str, PostRoute] = {
+            openapi.PATH: chat_route,
+            MESSAGES: MessageRoute(settings, chat_route.answer_chat),
+            COUNT_TOKENS: CountTokensRoute(settings, chat),
+            **self._ollama_routes(chat_route),
+            response_requests.PATH: ResponseRoute(settings, responses),
+            INPUT_TOKENS: InputTokensRoute(settings, context),
+            COMPACT: CompactRoute(settings, context),
+            completions.PATH: CompletionRoute(settings, chat),
+            pictures.PATH: ImageGenerationRoute(settings, painters, files),
+            pictures.EDITS: ImageEditRoute(settings, painters, files, chat),
+            pictures.VARIATIONS: ImageVariationRoute(settings),
+            embeddings.PATH: embedding_route,
+            rerank.PATH: RerankRoute(settings, runs),
+            speech.PATH: speech_route,
+            transcriptions.PATH: transcription_route,
+            transcriptions.TRANSLATIONS: translation_route,
+            CLIENT_SECRETS: ClientSecretRoute(settings, self.sessions, secrets),
+        }
+        #: Continues streamed chats.
+        self.resume = ResumeRoute(settings, chat, chat_route)
+        self.files = FileRoutes(settings, files, chat.files)
+        self.uploads = UploadRoutes(settings, chat.files)
+        self.videos = VideoRoutes(settings, videos, chat)
+        self._made = responses
+        responses.specs.drawers = ImageDrawers(runs.router, chat, painters)
+        self.responses = ResponseRoutes(responses)
+        self.conversations = ConversationRoutes(settings, responses.conversations)
+        self.batches = Batches(settings, videos.store, chat.files, self._batch_routes(), deferred_work)
+        self.batch_routes = BatchRoutes(settings, self.batches)
+        self.invocations = InvocationRoutes(
+            settings, History(runs.records.bus), EdgeContents(runs.records, runs.records.media)
+        )
+
+    def open_socket(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Answer a WebSocket."""
+        route = self._response_socket if scope["path"] == response_requests.PATH else self.realtime
+        return route(scope, receive, send)
+
+    def _ollama_routes(self, chat_route: ChatRoute) -> dict[str, PostRoute]:
+        """Return the routes in Ollama's format, which use those of chats and of vectors."""
+        settings, runs, chat, answer = self.runs.settings, self.runs, self.chat, chat_route.answer_chat
+        embed = EmbeddingFormat(vectors.parse_embed, vectors.encode_embed)
+        embedding = EmbeddingFormat(vectors.parse_embedding, vectors.encode_embedding)
+        return {
+            wire.CHAT: AnswerRoute(settings, chat, answer),
+            wire.GENERATE: AnswerRoute(settings, chat, answer, chats=False),
+            wire.EMBED: EmbeddingRoute(settings, runs, chat, embed),
+            wire.EMBEDDINGS: EmbeddingRoute(settings, runs, chat, embedding),
+        }
+
+    def _batch_routes(self) -> dict[str, PostRoute]:
+        """Return the routes that batches may name: JSON bodies and answers in OpenAI's format only."""
+        forms = (pictures.EDITS, pictures.VARIATIONS, transcriptions.PATH, transcriptions.TRANSLATIONS)
+        others = (*forms, speech.PATH, CLIENT_SECRETS, MESSAGES, COUNT_TOKENS)
+        return {
+            path: route for path, route in self.posts.items() if path not in others and not path.startswith(wire.PREFIX)
+        }
+
+    def add_apps(self, apps: AppRoutes) -> None:
+        """Serve the models of ``apps`` as well."""
+        self._made.specs.chats = self.sessions.chats = self._recordings.apps = apps
+        for route in self._with_apps:
+            route.chats = apps
+        for app_route in self._app_routes:
+            app_route.apps = apps
+
 
 _OWNED_BY = "omnibus"
 
@@ -175,18 +320,17 @@ class Frontend:
     def __init__(
         self,
         settings: GatewaySettings,
-        router: Router,
-        dispatcher: Dispatcher,
         table: RouteTable,
         apps: AppService | None = None,
+        adapters: AdapterControl | None = None,
         guard: Callable[[ASGIApp], ASGIApp] | None = None,
         console: Console | None = None,
     ) -> None:
         self._settings = settings
-        self._router = router
-        self._dispatcher = dispatcher
+        self._router = table.runs.router
         self._table = table
         self._apps = apps
+        self._adapters = adapters
         self._guard = guard
         if apps is not None:
             table.add_apps(apps.chats)
@@ -271,8 +415,9 @@ class Frontend:
         app.add_exception_handler(HTTPException, _http_error)  # type: ignore[arg-type]
         if self._apps is not None:
             Routes(self._settings, self._apps.control).add(app)
-            AdapterRoutes(self._settings, self._apps.adapters).add_routes(app)
             app.add_route(INVOKE, _refuse_non_post, methods=["GET", "PUT", "PATCH", "DELETE"], include_in_schema=False)
+        if self._adapters is not None:
+            AdapterRoutes(self._settings, self._adapters).add_routes(app)
         build_document = app.openapi
         app.openapi = lambda: self._add_app_paths(_add_model_paths(build_document()))  # type: ignore[method-assign]
         return app
@@ -301,7 +446,7 @@ class Frontend:
             bad = {part: stages.get(part, "no executor") for part in model.components if stages.get(part) != "ok"}
             if bad:
                 missing[name] = bad
-        bus = self._dispatcher.is_connected
+        bus = self._table.runs.dispatcher.is_connected
         starting = self._apps.registry.starting_apps if self._apps is not None else []
         stopping = self.requests.stopping
         ready = plan is not None and not missing and bus and not starting and not stopping
@@ -332,7 +477,7 @@ def _unknown_route_message(path: str) -> str:
     paths = openapi.openapi_paths() | message_paths() | ollama_paths()
     if f"/v1{path}" in paths:
         return f"{path} is not served here, /v1{path} is: clients' base URL ends in /v1."
-    prefix = PREFIX if path.startswith(PREFIX) else "/v1/"
+    prefix = wire.PREFIX if path.startswith(wire.PREFIX) else "/v1/"
     served_paths = sorted(each.removeprefix(prefix) for each in paths if each.startswith(prefix) and "{" not in each)
     reason = next((each for start, each in _UNSUPPORTED.items() if f"{path}/".startswith(f"{start}/")), "")
     return (

@@ -1,0 +1,1 @@
+"""Recorded requests that run again: for replays, candidates of models, and new versions of apps."""
