@@ -259,6 +259,11 @@ class StageFailed(Fatal):
 class DeadlineExceeded(Fatal):
     code, status = "deadline_exceeded", 504
 
+    @classmethod
+    def of_app(cls, app: str) -> "DeadlineExceeded":
+        """Create the error of an app that missed its deadline."""
+        return cls(f"the app {app} did not answer within its deadline", stage=app)
+
 
 class SequenceGap(Fatal):
     code, status, retry_helps = "sequence_gap", 502, True

@@ -312,7 +312,7 @@ class ToyGateway:
         self.table = RouteTable(self.runs, self.chat, self.files, self.videos, self.responses)
         self.keys = KeyView(False, [], frozenset(), follows_store=True)
         self.console = Console(settings, store or nowhere, self.bus, self.router.members, lambda: self.keys)
-        frontend = LazyFrontend(settings, self.router, self.dispatcher, self.table, console=self.console)
+        frontend = LazyFrontend(settings, self.table, console=self.console)
         self.app = frontend.build_application()
         self.direct = frontend.create_direct_route()
         transport = httpx.ASGITransport(app=self.app)

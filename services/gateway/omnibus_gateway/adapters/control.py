@@ -16,12 +16,9 @@ from omnibus.errors import BadRequest, Conflict, NotFound
 from omnibus.plan import LANGUAGE_COMPONENTS
 from omnibus.settings import GatewaySettings
 from omnibus.store import AdapterRecord, Store
-from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.core import Router
 from omnibus_gateway.openai.chat_request import ChatRequest, UserMessage
 from omnibus_gateway.openai.parse import decode_body
-from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.request import run_to_end
-from omnibus_gateway.routing.router import Router
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.chat_response import open_output_streams
 
@@ -160,15 +157,14 @@ class AdapterControl:
     async def _try_adapter(self, record: AdapterRecord) -> None:
         """Generate a token with the adapter. An executor rejects it if it does not fit."""
         run = self._chat.open_request(record.model)
-        got = run.answer = AnswerAccumulator(record.model, run.created)
-        async with run_to_end(run):
+        run.open_answer()
+        async with run.until_end():
             request = ChatRequest(model=record.model, messages=[UserMessage("hello")], max_tokens=1)
             prepared_chat = await self._chat.prepare_request(run, request)
             prepared_chat.use_adapter(record.name, record)
             output = await self._chat.begin_answer(run, prepared_chat)
-            async for batch in merge_streams(open_output_streams(output)):
-                for name, item in batch:
-                    got.add_item(name, item.data, item.array)
+            async for _ in run.read_outputs(open_output_streams(output)):
+                pass  # the token is not needed
 
     async def _wait_until_seen(self, name: str, record: AdapterRecord | None) -> None:
         """Wait until this gateway has seen its own change, up to ``SYNC_TIMEOUT_SECONDS``."""

@@ -18,6 +18,7 @@ import msgspec
 from omnibus.encoding.image import MIME
 from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
+from omnibus_gateway.core import ClientRequest, ResumableStream, Router
 from omnibus_gateway.http.direct import PARSED_BODY
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
@@ -32,10 +33,6 @@ from omnibus_gateway.openai.parse import parse_chat
 from omnibus_gateway.openai.vllm_omni import HEADER, NAME, OmniRequest, translate_request
 from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions
 from omnibus_gateway.pricing.meter import UsageMeter
-from omnibus_gateway.request.accumulator import AnswerAccumulator, ChoicesAccumulator
-from omnibus_gateway.request.continuing import OriginalRequest, ResumableStream
-from omnibus_gateway.request.request import ClientRequest, run_to_end
-from omnibus_gateway.routing.router import Router
 from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.chat_response import render_choices, render_completion, stream_choices, stream_events
 from omnibus_gateway.tasks.images import (
@@ -121,7 +118,7 @@ class ImageChatRoute:
                 self._files.require_enabled("response_format")
             run = sending.run = self._painters.open_request(request.model, request.seed, post.pinned, post.prices)
             base = post.base_url(self._settings)
-            async with run_to_end(run):
+            async with run.until_end():
                 pictures = EditImages(await self._chat.load_media(refs))
                 output = await self._painters.generate_images(
                     run, image_request.task_fields() | {"count": True}, pictures
@@ -239,8 +236,7 @@ class ChatRoute(PostRoute):
             return self._draw.answer_chat(chat_request, post, sending)
         resumable_stream = None
         if self._chat.continuations is not None and not prices.quote:
-            request = OriginalRequest(post.body, post.pinned)
-            resumable_stream = self._chat.continuations.begin_stream(chat_request, post.headers, request)
+            resumable_stream = self._chat.continuations.begin_stream(chat_request, post.headers, post.body, post.pinned)
         return self.answer_chat(chat_request, post.pinned, sending, resumable_stream, prices)
 
     async def answer_chat(
@@ -265,10 +261,10 @@ class ChatRoute(PostRoute):
             if chat_request.choice_count > 1:
                 await self._answer_choices(run, chat_request, sending, meter)
                 return
-            got = run.answer = AnswerAccumulator(chat_request.model, run.created)
+            got = run.open_answer()
             if resumable_stream is not None:
                 resumable_stream.attach_request(run)
-            async with run_to_end(run):
+            async with run.until_end():
                 prepared_chat = await chat.prepare_request(run, chat_request)
                 output = await self.chats.begin_answer(run, prepared_chat)
                 if chat_request.stream:
@@ -287,8 +283,8 @@ class ChatRoute(PostRoute):
     ) -> None:
         if not run.model:
             raise BadRequest(f"{chat_request.model} is an app and supports one choice: omit n", param="n")
-        got = run.answer = ChoicesAccumulator(chat_request.model, run.created, chat_request.choice_count)
-        async with run_to_end(run):
+        got = run.open_choices(chat_request.choice_count)
+        async with run.until_end():
             outputs = await self._chat.begin_choices(run, await self._chat.prepare_request(run, chat_request))
             if chat_request.stream:
                 await sending.send_stream(stream_choices(run, chat_request, outputs, got, meter))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.core import AnswerAccumulator, ClientRequest
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.openai import completions
@@ -20,8 +20,6 @@ from omnibus_gateway.openai.completions import (
     PromptChoice,
 )
 from omnibus_gateway.pricing.headers import refuse_price_options
-from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.chat_response import open_output_streams
 from omnibus_gateway.tasks.prepared_chat import PreparedChat
@@ -75,7 +73,7 @@ class CompletionRoute(PostRoute):
 
     def _open_choice(self, request: CompletionRequest, choice: PromptChoice, pinned_path: str) -> _OpenChoice:
         run = self._chat.open_request(request.model, choice.seed, pinned_path)
-        got = run.answer = AnswerAccumulator(request.model, run.created)
+        got = run.open_answer()
         return _OpenChoice(choice, run, got)
 
     async def _answer(
@@ -104,16 +102,13 @@ class CompletionRoute(PostRoute):
         frames: "asyncio.Queue[tuple[_OpenChoice, str, bool]]",
     ) -> None:
         """Generate one completion; puts its text into ``frames``, and finally its end."""
-        run, got, prompt = open_choice.run, open_choice.got, open_choice.choice.prompt
-        async with run_to_end(run):
+        run, prompt = open_choice.run, open_choice.choice.prompt
+        async with run.until_end():
             usual = self._chat.usual_sampling(request.model)
             prepared_chat = PreparedChat(request.to_chat(), [{"role": "prompt", "content": prompt}], [], usual=usual)
             output = await self._chat.begin_answer(run, prepared_chat)
-            async for batch in merge_streams(open_output_streams(output)):
-                text = "".join(item.data.get("text", "") for _, item in batch)
-                for name, item in batch:
-                    got.add_item(name, item.data, item.array)
-                if text:
+            async for batch in run.read_outputs(open_output_streams(output)):
+                if text := "".join(item.data.get("text", "") for _, item in batch):
                     frames.put_nowait((open_choice, text, False))
         frames.put_nowait((open_choice, "", True))
 

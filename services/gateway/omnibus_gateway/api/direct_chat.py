@@ -12,7 +12,7 @@ from omnibus import tracing
 from omnibus.errors import ClientClosed, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.tensors.handle import Item
-from omnibus_gateway.dispatch.streams import ItemStream
+from omnibus_gateway.core import ClientRequest, ItemStream, RequestFactory
 from omnibus_gateway.http.direct import PARSED_BODY, DirectConnection, DirectResponse, DirectRoute
 from omnibus_gateway.http.response import JSON, Headers, OpenRequests, run_headers
 from omnibus_gateway.media.spoken_answers import UNCOMPRESSED_FORMATS
@@ -20,9 +20,6 @@ from omnibus_gateway.openai import openapi
 from omnibus_gateway.openai.chat_request import ChatRequest, is_plain_chat
 from omnibus_gateway.openai.cut_media import parse_chat_media
 from omnibus_gateway.openai.errors import client_error
-from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.admission import deadline_error
-from omnibus_gateway.request.request import ClientRequest, RequestFactory
 from omnibus_gateway.tasks.chat import Chat, Chats, PlainChat
 from omnibus_gateway.tasks.chat_response import open_output_streams
 from omnibus_gateway.tasks.direct_answer import DirectAnswer, SentChat, StreamedAnswer, WholeAnswer
@@ -126,7 +123,7 @@ class DirectChat(DirectResponse):
 
     def _send_request(self) -> DirectAnswer:
         run, request = self._run, self._request
-        got = run.answer = AnswerAccumulator(request.model, run.created)
+        got = run.open_answer()
         output = self._chat.begin_plain(run, self._plain)
         self._streams = open_output_streams(output)
         for stream in self._streams.values():
@@ -242,20 +239,18 @@ class DirectChat(DirectResponse):
             stream.stop()
 
     def _on_deadline(self) -> None:
-        self._fail(deadline_error(self._run.app, self._run.model), "expired")
+        self._fail(self._run.deadline_error(), "expired")
 
     def on_left(self) -> None:
         if not self._ended:
             self._abort(ClientClosed("the client left"), "cancelled")
             GATEWAY.request_counter(self._request.model, "cancelled").inc()
 
-    def _abort(self, error: OmnibusError | None, status: str) -> None:
+    def _abort(self, error: Exception, status: str) -> None:
         self._close_work()
         if self._finishing is not None:
             self._finishing.cancel()
-        if error is not None:
-            self._run.fail(error)
-        self._run.end(status)
+        self._run.end_with(error, status)
 
     def _fail(self, error: Exception, status: str = "failed") -> None:
         """Answer with ``error``."""
@@ -263,7 +258,7 @@ class DirectChat(DirectResponse):
             return
         api_error = client_error(error, self.id)
         was_cancelled = self._run.status == "cancelled"
-        self._abort(api_error if api_error is error else None, status)
+        self._abort(error, status)
         GATEWAY.request_counter(self._request.model, "cancelled" if was_cancelled else api_error.code).inc()
         self.send_error(api_error)
 

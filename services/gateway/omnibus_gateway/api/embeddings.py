@@ -16,14 +16,13 @@ from omnibus.task.library import ImageTextEmbedding, ImageTextInput, ImageTextVe
 from omnibus.task.result import decode_value
 from omnibus.task.runtime import run as run_task
 from omnibus.tensors.handle import Item
-from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.core import ClientRequest, RequestFactory
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.media.inspect import MediaLimits
 from omnibus_gateway.openai import embeddings
 from omnibus_gateway.openai.embeddings import EmbeddingRequest
 from omnibus_gateway.pricing.headers import refuse_price_options
-from omnibus_gateway.request.request import ClientRequest, RequestFactory, run_to_end
 from omnibus_gateway.tasks.chat import AppRoutes, Chat
 from omnibus_gateway.tasks.prepared_chat import await_result, place_media, place_texts
 from omnibus_gateway.tasks.resolve import TaskCache, create_embedding_task, rename_params
@@ -86,7 +85,7 @@ class EmbeddingRoute(PostRoute):
         run = sending.run = self._runs.open_request(APP, embedding_request.model, pinned_path=post.pinned)
         run.price = self._runs.quotes.open_check(post.prices, task)
         with rename_params(_CLIENT_PARAM_NAMES, "input"):
-            async with run_to_end(run):
+            async with run.until_end():
                 embed = self._embed_items if takes_images else self._embed_texts
                 embedded_items = await embed(run, task, embedding_request)
                 body = await asyncio.to_thread(
@@ -104,14 +103,14 @@ class EmbeddingRoute(PostRoute):
             raise BadRequest(f"{embedding_request.model} is an app: send texts, not tokens", param="input")
         sending.model = embedding_request.model
         run = sending.run = apps.open_request(embedding_request.model, pinned_path=post.pinned, route=EMBEDDINGS)
-        async with run_to_end(run):
+        async with run.until_end():
             request = TextInput(
                 text=texts,
                 pooling=embedding_request.pooling,
                 prompt_name=embedding_request.prompt_name,
             )
             items: dict[str, list[Item]] = defaultdict(list)
-            async for batch in merge_streams(await apps.call_route(run, EMBEDDINGS, request, ())):
+            async for batch in run.read_outputs(await apps.call_route(run, EMBEDDINGS, request, ())):
                 for name, item in batch:
                     items[name].append(item)
             arrays = [item.array for item in items["embedding"] if item.array is not None]

@@ -14,6 +14,7 @@ import numpy as np
 from omnibus.encoding.image import MIME
 from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
+from omnibus_gateway.core import ClientRequest
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.media.files import MadeFiles, file_url
@@ -21,7 +22,6 @@ from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits, inspect_f
 from omnibus_gateway.openai import images, multipart
 from omnibus_gateway.openai.images import CompletedImage, EditRequest, Image, ImageOptions, PartialImage
 from omnibus_gateway.openai.messages import MediaRef
-from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.images import (
     CLIENT_PARAM_NAMES,
@@ -71,7 +71,7 @@ class ImageGenerationRoute(PostRoute):
         run = self._painters.open_request(options.model, options.seed, post.pinned, post.prices)
         sending.run = run
         with rename_params(CLIENT_PARAM_NAMES, "image"):
-            async with run_to_end(run):
+            async with run.until_end():
                 files = await load() if load is not None else ()
                 pictures = EditImages(files[:count], files[count] if len(files) > count else None)
                 if options.stream:

@@ -7,11 +7,11 @@ from omnibus.settings import GatewaySettings
 from omnibus.task import use
 from omnibus.task.library import Ranking, RankingInput
 from omnibus.task.runtime import run as run_task
+from omnibus_gateway.core import RequestFactory
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.media.inspect import MediaLimits
 from omnibus_gateway.openai import rerank
-from omnibus_gateway.request.request import RequestFactory, run_to_end
 from omnibus_gateway.tasks.prepared_chat import await_result, place_texts
 from omnibus_gateway.tasks.resolve import TaskCache, create_reranking_task
 
@@ -35,7 +35,7 @@ class RerankRoute(PostRoute):
         sending.model = rerank_request.model
         run = sending.run = self._runs.open_request(APP, rerank_request.model, pinned_path=post.pinned)
         run.price = self._runs.quotes.open_check(post.prices, task)
-        async with run_to_end(run):
+        async with run.until_end():
             documents, nbytes = await place_texts(
                 self._runs, run, rerank_request.texts, "documents", self._limits.item_bytes
             )

@@ -9,22 +9,21 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, cast
 
+import numpy as np
+
 from omnibus.app.routes import SPEECH
 from omnibus.encoding.audio import MIME, to_pcm16
 from omnibus.errors import BadRequest
 from omnibus.settings import GatewaySettings
 from omnibus.task import ChatOutput, CompositeTask
 from omnibus.task.library import SpeakingParams, TextToSpeechInput
-from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.core import AnswerAccumulator, ClientRequest
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import ResponseWriter
 from omnibus_gateway.media.spoken_answers import AudioFileStream
 from omnibus_gateway.openai import speech
 from omnibus_gateway.openai.chat_request import AudioOutput, ChatRequest, UserMessage
 from omnibus_gateway.openai.speech import SpeechDelta, SpeechDone, SpeechRequest, SpeechUsage
-from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.request import ClientRequest, run_to_end
-from omnibus_gateway.routing.assignment import ModelSampling
 from omnibus_gateway.tasks.chat import AppRoutes, Chat, Chats
 from omnibus_gateway.tasks.chat_response import open_output_streams
 from omnibus_gateway.tasks.prepared_chat import PreparedChat as AskedOfModel
@@ -42,6 +41,14 @@ _CLIENT_PARAM_NAMES = {
     "audio.voice": "voice",
     "max_codes": "max_tokens",
 }
+
+
+class SpeechAnswer(AnswerAccumulator):
+    """Received parts of speech."""
+
+    def add_item(self, name: str, data: dict[str, Any], array: np.ndarray | None) -> None:
+        # The usage of a model without text comes with its audio.
+        super().add_item("text" if data.get("usage") else name, data, array)
 
 
 class SpeechRoute(PostRoute):
@@ -77,9 +84,9 @@ class SpeechRoute(PostRoute):
         else:
             run = sending.run = self.chats.open_request(speech_request.model, speech_request.seed, post.pinned)
             output = self._begin_chat(speech_request, run, post)
-        got = run.answer = AnswerAccumulator(run.model_name, run.created)
-        async with run_to_end(run):
-            files = self._encode_file(speech_request, await output, got)
+        got = run.answer = SpeechAnswer(run.model_name, run.created)
+        async with run.until_end():
+            files = self._encode_file(speech_request, await output, run, got)
             if speech_request.stream_format == "sse":
                 await sending.send_stream(_stream_events(files, got))
             else:
@@ -117,19 +124,23 @@ class SpeechRoute(PostRoute):
             )
         self._chat.check_price(run, post.prices)
         voice = self._chat.resolve_voice(speech_request.voice_name, speech_request.model)
-        return await self._chat.begin_answer(
-            run, _prepare_chat(speech_request, voice, self._chat.usual_sampling(speech_request.model))
+        prepared_chat = AskedOfModel(
+            _to_chat(speech_request, voice),
+            _fixed_messages(speech_request),
+            [],
+            voice,
+            speech_request.input,
+            usual=self._chat.usual_sampling(speech_request.model),
         )
+        return await self._chat.begin_answer(run, prepared_chat)
 
     async def _encode_file(
-        self, speech_request: SpeechRequest, output: ChatOutput, got: AnswerAccumulator
+        self, speech_request: SpeechRequest, output: ChatOutput, run: ClientRequest, got: AnswerAccumulator
     ) -> AsyncIterator[bytes]:
         """Yield the file, in pieces that are not empty."""
         sounding: AudioFileStream | None = None
-        async for batch in merge_streams(open_output_streams(output)):
-            for name, item in batch:
-                # The usage of a model without text comes with its audio.
-                got.add_item("text" if item.data.get("usage") else name, item.data, item.array)
+        async for batch in run.read_outputs(open_output_streams(output)):
+            for _, item in batch:
                 if item.array is None:
                     continue
                 if sounding is None:
@@ -160,17 +171,19 @@ async def _stream_events(files: AsyncIterator[bytes], got: AnswerAccumulator) ->
     )
 
 
-def _prepare_chat(speech_request: SpeechRequest, voice: str, usual: ModelSampling) -> AskedOfModel:
-    system = f"{SYSTEM} {speech_request.instructions}" if speech_request.instructions else SYSTEM
-    request = ChatRequest(
+def _to_chat(speech_request: SpeechRequest, voice: str) -> ChatRequest:
+    return ChatRequest(
         model=speech_request.model,
         messages=[UserMessage(content=speech_request.input)],
         modalities=["text", "audio"],
         audio=AudioOutput(voice=voice, format=speech_request.format, max_tokens=speech_request.max_tokens),
         temperature=speech_request.temperature,
     )
-    messages = [
-        {"role": "system", "content": system},
+
+
+def _fixed_messages(speech_request: SpeechRequest) -> list[dict[str, Any]]:
+    instructions = speech_request.instructions
+    return [
+        {"role": "system", "content": f"{SYSTEM} {instructions}" if instructions else SYSTEM},
         {"role": "user", "content": USER.format(text=speech_request.input)},
     ]
-    return AskedOfModel(request, messages, [], voice, speech_request.input, usual=usual)

@@ -22,7 +22,7 @@ from omnibus.task.library import (
     TranscriptSegment,
     TranscriptWord,
 )
-from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.core import AnswerAccumulator, ClientRequest
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
@@ -30,8 +30,6 @@ from omnibus_gateway.openai import multipart, transcriptions
 from omnibus_gateway.openai.chat_request import ChatRequest, UserMessage
 from omnibus_gateway.openai.multipart import Form
 from omnibus_gateway.openai.transcriptions import SYSTEM, TranscriptionForm, VerboseWord, instruct_transcription
-from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.chat_response import open_output_streams
 from omnibus_gateway.tasks.prepared_chat import PreparedChat as AskedOfModel
@@ -82,12 +80,12 @@ class TranscriptionRoute(PostRoute):
         [item] = await inspect_files([(part.data, part.mime)], "audio", limits, "file")
         got = run.answer = TranscriptAnswer(transcription_form.model, run.created)
         with rename_params(_CLIENT_PARAM_NAMES):
-            async with run_to_end(run):
+            async with run.until_end():
                 if reads:
                     params = _recognition_params(transcription_form, self.translates)
                     chunks = _read_transcript(self._recordings.read(run, transcription_form.model, item, params), got)
                 else:
-                    chunks = await self._begin_chat(transcription_form, item, run, got)
+                    chunks = await self._begin_chat(transcription_form, item, run)
                 if transcription_form.stream:
                     await sending.send_stream(_stream_events(chunks, got))
                     return
@@ -110,13 +108,13 @@ class TranscriptionRoute(PostRoute):
         return run
 
     async def _begin_chat(
-        self, form: TranscriptionForm, item: InspectedMedia, run: ClientRequest, got: TranscriptAnswer
+        self, form: TranscriptionForm, item: InspectedMedia, run: ClientRequest
     ) -> AsyncIterator[str]:
         """Return the text of a model that chats. Raises ``BadRequest`` for an app without text."""
         output = await self.chats.begin_answer(run, _prepare_chat(form, item, translates=self.translates))
         if output.text is None:
             raise BadRequest(f"the app {run.app} writes no text: choose another model", param="model")
-        return _text_chunks(output, got)
+        return _text_chunks(output, run)
 
     def _render_body(self, form: TranscriptionForm, got: TranscriptAnswer, item: InspectedMedia) -> tuple[bytes, bytes]:
         """Return the content type and the body."""
@@ -160,10 +158,9 @@ class TranslationRoute(TranscriptionRoute):
         return transcriptions.encode_verbose_translation(got.text, seconds, segments)
 
 
-async def _text_chunks(output: ChatOutput, got: AnswerAccumulator) -> AsyncIterator[str]:
-    async for batch in merge_streams(open_output_streams(output)):
-        for name, item in batch:
-            got.add_item(name, item.data, item.array)
+async def _text_chunks(output: ChatOutput, run: ClientRequest) -> AsyncIterator[str]:
+    async for batch in run.read_outputs(open_output_streams(output)):
+        for _, item in batch:
             if text := item.data.get("text"):
                 yield text
 

@@ -18,9 +18,7 @@ from omnibus_gateway.apps.graph_submission import (
     output_names,
 )
 from omnibus_gateway.apps.worker_process import WorkerProcess
-from omnibus_gateway.dispatch.streams import ItemStream
-from omnibus_gateway.request.admission import app_deadline_error
-from omnibus_gateway.request.record import AppCallLog
+from omnibus_gateway.core import AppCallLog, ItemStream
 
 
 class Call:
@@ -171,7 +169,7 @@ class Call:
             self._run.end(status)
 
     def _expire(self) -> None:
-        self._fail(app_deadline_error(self._app_name))
+        self._fail(DeadlineExceeded.of_app(self._app_name))
         self.close()
 
     def _fail(self, error: OmnibusError) -> None:

@@ -20,19 +20,16 @@ import msgspec
 from omnibus.app import protocol
 from omnibus.canary.candidate import GateRules
 from omnibus.encoding.audio import to_pcm16
-from omnibus.errors import Conflict, OmnibusError, Overloaded
+from omnibus.errors import Conflict, DeadlineExceeded, OmnibusError, Overloaded
 from omnibus.recording.records import RecordedAnswer
 from omnibus.service import until_cancelled
 from omnibus_gateway.apps.call import Call
 from omnibus_gateway.apps.graph_submission import handle_literals
 from omnibus_gateway.apps.response_schemas import AppCanaryRequest, AppCanaryView, ComparedCall
 from omnibus_gateway.apps.worker_supervisor import WorkerSupervisor
-from omnibus_gateway.dispatch.retention import RecordedChunk
-from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.core import RequestFactory
 from omnibus_gateway.media.blob_store import MediaStore
-from omnibus_gateway.request.admission import app_deadline_error
-from omnibus_gateway.request.request import RequestFactory
-from omnibus_gateway.rerun.app_call import MirroredRequest, RecordedCall, find_calls
+from omnibus_gateway.rerun.app_call import MirroredRequest, RecordedCall, RecordedChunk, find_calls
 from omnibus_gateway.rerun.differences import (
     count_comparable,
     describe_difference,
@@ -111,11 +108,11 @@ async def _read_streams(call: Call, request: MirroredRequest, with_audio: bool) 
     chunks: dict[str, list[RecordedChunk]] = {name: [] for name in streams if name != "audio" or with_audio}
     try:
         async with asyncio.timeout(max(0.0, request.deadline - time.time())):
-            async for batch in merge_streams({name: streams[name] for name in chunks}):
+            async for batch in request.read_outputs({name: streams[name] for name in chunks}):
                 for name, item in batch:
                     chunks[name].append(RecordedChunk(item.data, item.array))
     except TimeoutError:
-        raise app_deadline_error(request.app) from None
+        raise DeadlineExceeded.of_app(request.app) from None
     finally:
         call.close()
     request.end("done")

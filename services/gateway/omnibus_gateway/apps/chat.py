@@ -28,14 +28,12 @@ from omnibus.settings import GatewaySettings
 from omnibus.task import ChatOutput
 from omnibus_gateway.apps.call import Call
 from omnibus_gateway.apps.served_apps import Registry
-from omnibus_gateway.dispatch.streams import ItemStream
+from omnibus_gateway.core import ClientRequest, ItemStream, RequestFactory
 from omnibus_gateway.http.exchange import ConnectedClient, PostRequest, RequestOutcome, read_request
 from omnibus_gateway.http.response import JSON, ResponseWriter, as_events
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.parse import check_values, parse_chat
 from omnibus_gateway.pricing.headers import refuse_price_options
-from omnibus_gateway.request.inputs import MAX_READERS
-from omnibus_gateway.request.request import ClientRequest, RequestFactory, run_to_end
 from omnibus_gateway.tasks.chat import Chat, choose_voice
 from omnibus_gateway.tasks.prepared_chat import PreparedChat
 
@@ -132,7 +130,7 @@ class AppChats:
     async def _call_app(self, run: ClientRequest, prepared_chat: PreparedChat, kind: str) -> Call:
         chat_input = prepared_chat.input
         if prepared_chat.needs_arena:
-            chat_input = await self._chat.place_inputs(prepared_chat, run, run.inputs_name, MAX_READERS)
+            chat_input = await self._chat.place_inputs(prepared_chat, run)
         # Look it up now: it may have been replaced while media were fetched.
         _, worker = await self._registry.warm_worker(run.app, run.deadline)
         return worker.invoke_chat(run, chat_input, kind)
@@ -200,7 +198,7 @@ class InvokeRoute:
         chat = parse_app_chat(record, post.body) if record.chat else None
         run = self._runs.open_request(name, seed=chat.seed if chat is not None else None, pinned_path=post.pinned)
         sending.run = run
-        async with run_to_end(run):
+        async with run.until_end():
             if chat is None:
                 record, worker = await self._registry.warm_worker(name, run.deadline)
                 call = worker.invoke(run, post.body)

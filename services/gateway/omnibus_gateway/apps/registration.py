@@ -36,7 +36,7 @@ from omnibus_gateway.apps.response_schemas import (
 )
 from omnibus_gateway.apps.served_apps import Registry
 from omnibus_gateway.apps.worker_supervisor import WorkerSupervisor
-from omnibus_gateway.routing.router import Router
+from omnibus_gateway.core import Router
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from omnibus.app.protocol import Description
 from omnibus.app_record import VERSION_SEPARATOR, AppRecord, AppSource
-from omnibus.errors import Fatal, NotFound, OmnibusError, ProblemDetails, Retryable, StageUnavailable
+from omnibus.errors import DeadlineExceeded, Fatal, NotFound, OmnibusError, ProblemDetails, Retryable, StageUnavailable
 from omnibus.process.supervise import Backoff, RestartPolicy
 from omnibus.settings import GatewaySettings
 from omnibus.store import Store
@@ -25,7 +25,6 @@ from omnibus_gateway.apps import source_policy
 from omnibus_gateway.apps.pending_versions import PendingVersions
 from omnibus_gateway.apps.response_schemas import WorkerProblem, WorkerView
 from omnibus_gateway.apps.worker_supervisor import WarmWorkers, WorkerSupervisor
-from omnibus_gateway.request.admission import app_deadline_error
 
 
 class ServedApp:
@@ -172,7 +171,7 @@ class Registry:
             async with asyncio.timeout(max(0.0, deadline - time.time())):
                 return await self._warm_up(name)
         except TimeoutError:
-            raise app_deadline_error(name) from None
+            raise DeadlineExceeded.of_app(name) from None
 
     async def _warm_up(self, name: str) -> tuple[AppRecord, WorkerSupervisor]:
         while True:

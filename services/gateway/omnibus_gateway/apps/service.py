@@ -12,9 +12,8 @@ from omnibus_gateway.apps.chat import AppChats, InvokeRoute
 from omnibus_gateway.apps.registration import AppControl
 from omnibus_gateway.apps.served_apps import Registry
 from omnibus_gateway.apps.worker_supervisor import WorkerLimits, WorkerSupervisor
-from omnibus_gateway.request.request import RequestFactory
+from omnibus_gateway.core import RequestFactory, Router
 from omnibus_gateway.rerun.spare_room import SpareRoom, waiting_counter
-from omnibus_gateway.routing.router import Router
 from omnibus_gateway.tasks.chat import Chat
 
 

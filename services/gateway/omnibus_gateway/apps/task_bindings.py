@@ -10,7 +10,7 @@ from omnibus.bus.subjects import subject_token
 from omnibus.errors import BadRequest, Conflict, StageUnavailable
 from omnibus.plan import ModelPlan, Plan
 from omnibus_gateway.apps.response_schemas import ExecutorView, TaskView
-from omnibus_gateway.routing.router import Router
+from omnibus_gateway.core import Router
 
 #: User of the tasks of a plan's models, in addition to apps.
 CHAT = "chat"

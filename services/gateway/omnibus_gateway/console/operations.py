@@ -29,7 +29,7 @@ from omnibus.recording.steps import find_node, fork_invocation, start_headers
 from omnibus.reference.fields import area_variables
 from omnibus.settings import BusSettings, GatewaySettings, ServiceSettings, SidecarSettings, StoreSettings
 from omnibus.store import PlanHistoryEntry, Store
-from omnibus_gateway.routing.executors import ExecutorEntry, ExecutorTable
+from omnibus_gateway.core import ExecutorEntry, ExecutorTable
 
 #: Areas of settings that a gateway reads.
 SETTING_AREAS = (GatewaySettings, ServiceSettings, BusSettings, StoreSettings, SidecarSettings)

@@ -12,7 +12,7 @@ from omnibus.bus.messages import ExecutorStatus
 from omnibus.errors import StoreUnavailable
 from omnibus.metrics import GATEWAY
 from omnibus.store import Store
-from omnibus_gateway.routing.executors import ExecutorTable
+from omnibus_gateway.core import ExecutorTable
 
 log = logging.getLogger(__name__)
 

@@ -20,6 +20,7 @@ from omnibus_gateway.console.keys import MAX_BODY_BYTES, ConsoleKeys
 from omnibus_gateway.console.log_tail import MAX_LINES, read_log_tail
 from omnibus_gateway.console.operations import ConsoleReplays, describe_plans
 from omnibus_gateway.console.static_files import ConsolePages
+from omnibus_gateway.core import ExecutorTable
 from omnibus_gateway.http.exchange import (
     ConnectedClient,
     Handler,
@@ -31,7 +32,6 @@ from omnibus_gateway.http.exchange import (
     read_request,
 )
 from omnibus_gateway.http.response import ResponseWriter, as_events
-from omnibus_gateway.routing.executors import ExecutorTable
 from omnibus_gateway.tenancy.tenant import KeyView
 
 EVENTS, PLAN = "/v1/console/events", "/v1/console/plan"

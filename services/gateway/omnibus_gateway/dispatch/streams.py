@@ -375,8 +375,14 @@ class ResultStream(ItemStream):
         return {**state, "rows": self.samples} if self.samples else state
 
 
-async def merge_streams(streams: Mapping[str, ItemStream]) -> AsyncIterator[list[tuple[str, Item]]]:
-    """Yield the ready chunks of several streams, in turn."""
+#: Takes the data and array of an item, and the name of its stream.
+AddItem = Callable[[str, dict[str, Any], np.ndarray | None], None]
+
+
+async def merge_streams(
+    streams: Mapping[str, ItemStream], add: AddItem | None = None
+) -> AsyncIterator[list[tuple[str, Item]]]:
+    """Yield the ready items of several streams, in turn; ``add`` takes each item before that."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
 
@@ -389,7 +395,7 @@ async def merge_streams(streams: Mapping[str, ItemStream]) -> AsyncIterator[list
     left = dict(streams)
     try:
         while left:
-            batch = [(name, item) for name, stream in left.items() for item in stream.take_ready()]
+            batch = _take_batch(left, add)
             if any(stream.ended for stream in left.values()):
                 left = {name: stream for name, stream in left.items() if not stream.is_exhausted}
             if batch:
@@ -400,3 +406,11 @@ async def merge_streams(streams: Mapping[str, ItemStream]) -> AsyncIterator[list
     finally:
         for stream in streams.values():
             stream.stop()
+
+
+def _take_batch(streams: Mapping[str, ItemStream], add: AddItem | None) -> list[tuple[str, Item]]:
+    batch = [(name, item) for name, stream in streams.items() for item in stream.take_ready()]
+    if add is not None:
+        for name, item in batch:
+            add(name, item.data, item.array)
+    return batch

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 
 from omnibus.errors import BadRequest
 from omnibus.task.library import TranscribeParams
-from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.core import AnswerAccumulator
 from omnibus_gateway.media.inspect import MediaLimits, inspect_files
 from omnibus_gateway.openai import chat_request as chats
 from omnibus_gateway.openai.chat_request import ChatRequest
@@ -19,8 +19,6 @@ from omnibus_gateway.realtime.conversation import ConversationItem, encode_base6
 from omnibus_gateway.realtime.event_sender import describe_error
 from omnibus_gateway.realtime.response_events import Event
 from omnibus_gateway.realtime.turn import KnownOutput
-from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.request import run_to_end
 from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.chat_response import open_output_streams
 from omnibus_gateway.tasks.recognition import RecordingReader
@@ -109,12 +107,11 @@ class InputTranscriber:
             return await self._read(model, config, item, output_known)
         request = _build_request(model, config, item)
         run = self._chats.open_request(request.model)
-        got = run.answer = AnswerAccumulator(request.model, run.created)
-        async with run_to_end(run):
+        got = run.open_answer()
+        async with run.until_end():
             output = await self._chats.begin_answer(run, await self._chat.prepare_request(run, request))
-            async for batch in merge_streams(open_output_streams(output)):
-                for name, part in batch:
-                    got.add_item(name, part.data, part.array)
+            async for batch in run.read_outputs(open_output_streams(output)):
+                for _, part in batch:
                     if text := output_known.skip_text(part.data.get("text") or ""):
                         self._post([{"type": f"{_PREFIX}.delta", **place, "delta": text}])
         return got
@@ -126,8 +123,8 @@ class InputTranscriber:
         [recording] = await inspect_files([(_wav_file(item), "audio/wav")], "audio", MediaLimits(), "audio")
         params: TranscribeParams = {"language": config.language, "prompt": config.prompt or ""}
         place, run = {"item_id": item.id, "content_index": 0}, self._recordings.open_request(model)
-        got = run.answer = AnswerAccumulator(model, run.created)
-        async with run_to_end(run):
+        got = run.open_answer()
+        async with run.until_end():
             async for chunk in self._recordings.read(run, model, recording, params):
                 got.add_transcript(chunk)
                 if text := output_known.skip_text(chunk.text):

@@ -26,7 +26,7 @@ from omnibus.encoding.audio import StreamingAudioEncoder
 from omnibus.errors import BadRequest, CannotContinue, ContextTooLong, OmnibusError, TooLarge
 from omnibus.metrics import GATEWAY
 from omnibus.structured.calls import CallPart, CallReader
-from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.core import AnswerAccumulator, ClientRequest, TokenIds
 from omnibus_gateway.openai import chat_request as chat
 from omnibus_gateway.openai.chat_request import ChatRequest, ImageUrl, Message
 from omnibus_gateway.openai.chat_response import call_id
@@ -48,8 +48,6 @@ from omnibus_gateway.realtime.conversation import ConversationItem, ItemPart, en
 from omnibus_gateway.realtime.event_sender import describe_error
 from omnibus_gateway.realtime.response_events import Event, ResponseEvents, incomplete_details
 from omnibus_gateway.realtime.restored import RestoredTurn
-from omnibus_gateway.request.accumulator import AnswerAccumulator, TokenIds
-from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.chat_response import join_samples, open_output_streams
 
@@ -383,14 +381,14 @@ class Turn:
         run, chat = self._run, self._spec.chat
         if self._confirmed.is_set():
             self._count_request()
-        run.answer = AnswerAccumulator(request.model, run.created)
-        async with run_to_end(run):
+        run.open_answer()
+        async with run.until_end():
             output = await self._spec.chats.begin_answer(run, await chat.prepare_request(run, request))
             await self._confirmed.wait()
             self._count_request()
-            got = run.answer = AnswerAccumulator(request.model, run.created)  # ``confirm`` changed ``created``
+            got = run.open_answer()  # ``confirm`` changed ``created``
             self._post([], invocations={self.id: run.id})
-            async for batch in merge_streams(open_output_streams(output)):
+            async for batch in run.read_outputs(open_output_streams(output)):
                 ids = [id for name, item in batch if name == "text" for id in item.data.get("ids", ())]
                 fresh = {self.id: new} if (new := self._token_ids.add(ids)) else {}
                 codes = self._take_codes(run)
@@ -428,7 +426,6 @@ class Turn:
     ) -> None:
         """Append the events of ``batch`` to ``events``, up to a failure."""
         for name, item in batch:
-            got.add_item(name, item.data, item.array)
             if name == "text":
                 if text := self._known.skip_text(item.data.get("text") or ""):
                     events += self._events.add_text(text)

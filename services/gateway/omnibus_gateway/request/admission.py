@@ -20,7 +20,7 @@ from itertools import count
 from typing import NamedTuple, Protocol
 
 from omnibus.bus.messages import ModelGrowth, PlanEvent
-from omnibus.errors import DeadlineExceeded, Fatal, OmnibusError, Overloaded
+from omnibus.errors import Fatal, OmnibusError, Overloaded
 from omnibus.settings import GatewaySettings
 from omnibus.task import Segment
 from omnibus.tensors.client import TensorClient
@@ -37,16 +37,6 @@ from omnibus_gateway.routing.executors import ExecutorEntry
 from omnibus_gateway.routing.router import NO_PATHS, ExecutorRoute, Router
 from omnibus_gateway.tenancy.admission import CAPACITY_REASONS, Admission, AdmissionSlot
 from omnibus_gateway.tenancy.tenant import Tenant
-
-
-def app_deadline_error(app: str) -> DeadlineExceeded:
-    """Return the error of an app that missed its deadline."""
-    return DeadlineExceeded(f"the app {app} did not answer within its deadline", stage=app)
-
-
-def deadline_error(app: str, model: str) -> DeadlineExceeded:
-    """Return the deadline error of a request to ``model``; to ``app`` if that is empty."""
-    return DeadlineExceeded("the request took longer than its deadline") if model else app_deadline_error(app)
 
 
 def request_over_error() -> Fatal:

@@ -373,12 +373,12 @@ class Continuations:
         await self._bus.subscribe(subjects.event_subject(subjects.CLAIM), self._on_claim)
 
     def begin_stream(
-        self, chat: ChatRequest, headers: Mapping[bytes, bytes], request: OriginalRequest
+        self, chat: ChatRequest, headers: Mapping[bytes, bytes], body: bytes, path: str
     ) -> ResumableStream | None:
-        """Promise the answer to ``chat``; None if not requested or not possible."""
+        """Promise the answer to ``chat``, which is pinned to ``path``; None if not requested or not possible."""
         mode = self._settings.continue_streams
         is_requested = mode == "always" or (mode == "requested" and headers.get(HEADER, b"").strip().lower() == b"true")
-        fits = len(request.body) <= self._settings.continue_bytes
+        fits = len(body) <= self._settings.continue_bytes
         if (
             not (is_requested and chat.stream and fits)
             or isinstance(chat, OmniRequest)
@@ -387,7 +387,7 @@ class Continuations:
         ):
             return None
         resumable_stream = self._open_stream(secrets.token_urlsafe(18))
-        resumable_stream.request = request
+        resumable_stream.request = OriginalRequest(body, path)
         return resumable_stream
 
     async def adopt_stream(self, token: str, last_event_id: str) -> tuple[ResumableStream, StreamRecord]:

@@ -1,4 +1,6 @@
-"""Inputs of a request that the bus does not carry: large ones go to the arena, earlier results to later segments.
+"""Inputs of requests: validated, completed, and placed where executors read them.
+
+Large ones go to the arena, and earlier results to later segments.
 
 They are stored by hash, so that a replay reads the same bytes.
 
@@ -16,16 +18,19 @@ import numpy as np
 
 from omnibus import graph
 from omnibus.errors import ProtocolError
-from omnibus.graph import HANDLE, REF, GraphNode, call_digest, encode_input
+from omnibus.graph import HANDLE, REF, GraphNode, call_digest, encode_input, verify_uses
 from omnibus.metrics import TRANSFER
+from omnibus.task import Segment
 from omnibus.task.record import FROM
 from omnibus.task.result import unwrap_value
+from omnibus.task.session import MAX_CALLS, MAX_SEGMENTS, graph_size_error
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.dispatcher import MAX_ATTEMPTS
 from omnibus_gateway.dispatch.inflight import InflightInvocation
 from omnibus_gateway.dispatch.streams import ResultStream
 from omnibus_gateway.media.blob_store import MediaStore
+from omnibus_gateway.routing.assignment import ModelSampling
 from omnibus_gateway.routing.replicas import BEGINNING
 
 #: Seconds that inputs outlive the deadline.
@@ -242,3 +247,53 @@ def salt_params(body: bytes, salt: str) -> bytes:
     if not salt:
         return body
     return encode_input({**msgspec.json.decode(body), "cache_salt": salt})
+
+
+#: Prefixes of unit tasks that sample text tokens.
+_TEXT_TASKS = ("think-", "prefill-", "decode-")
+_encode = msgspec.json.Encoder(order="sorted").encode
+
+
+def complete_nodes(
+    nodes: Sequence[GraphNode], model: str, sampling: Callable[[str], ModelSampling]
+) -> tuple[GraphNode, ...]:
+    """Return ``nodes`` with the ``sampling`` of their models; nodes without one use ``model``.
+
+    The executor completes parameters that are in the arena.
+    """
+    return tuple([_complete_node(node, sampling(node.model or model)) for node in nodes])
+
+
+def _complete_node(node: GraphNode, usual: ModelSampling) -> GraphNode:
+    params = node.inputs.get("params")
+    if not usual.values or not node.task.startswith(_TEXT_TASKS) or not isinstance(params, dict | msgspec.Raw):
+        return node
+    if isinstance(params, dict) and HANDLE in params:
+        return node
+    own_params: dict[str, Any] = msgspec.json.decode(params) if isinstance(params, msgspec.Raw) else dict(params)
+    more = {name: value for name, value in usual.values.items() if not name.startswith("talker_")}
+    if (bound := more.pop("max_tokens", None)) is not None and own_params.get("max_tokens") is None:
+        more["usual_tokens"] = bound
+    all_params = {**more, **own_params}
+    encoded_params = msgspec.Raw(_encode(all_params)) if isinstance(params, msgspec.Raw) else all_params
+    return graph.with_inputs(node, {**node.inputs, "params": encoded_params})
+
+
+_MAX_WORK_TOKENS = 1 << 40  # largest estimate of a call, in tokens
+
+
+def validate_segment(segment: Segment, step: int = 0) -> None:
+    """Reject a segment ``step`` that recording would not produce.
+
+    Raises ``TooLarge`` over the limits, and ``ProtocolError``.
+    """
+    count = len(segment.nodes)
+    if not 0 <= step < MAX_SEGMENTS or count > MAX_CALLS:
+        raise graph_size_error()
+    if not count or not all(len(each) in (0, count) for each in (segment.work, segment.pins)):
+        raise ProtocolError("a graph needs at least one call, and as many estimates and pins as calls, or none")
+    if not all(0 <= work < _MAX_WORK_TOKENS for work in segment.work) or not all(
+        0 <= node < count for node, _ in segment.outputs
+    ):
+        raise ProtocolError("estimates must be tokens, not negative, and outputs must belong to the graph's own calls")
+    verify_uses(segment.nodes)

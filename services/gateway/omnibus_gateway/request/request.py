@@ -1,20 +1,14 @@
 """One client's request: the segments that it sends, and the one end that they share.
 
-- record: a composite task ran with placeholders and produced a ``Segment``.
-- assign: choose the model, and so the plan, that runs each node.
-- route: choose the path by the planned rates, and executors by the least outstanding work.
-- dispatch: send the invocation to every executor at once, and to the record stream.
-- end: done, cancelled, expired or failed. Everything stops, memory is released.
+- open: ``RequestFactory.open_request`` numbers it, within the limit of this gateway.
+- admit: it waits for its tenant's turn or for room (``wait_admission``).
+- send: it chooses the model of each node, the path and the executors. They all get the invocation at once, and so does
+  the record stream (``submit``).
+- stream: its outputs arrive, and its answer collects them (``open_answer``, ``read_outputs``).
+- end: done, cancelled, expired or failed (``until_end``). All work stops, memory is released, and the end is recorded
+  and charged to its tenant.
 
-Parts of the names of requests.
-
-Sampling of language model calls by apps: the model's defaults complete each call.
-
-Validation of graphs from apps, before executors receive them.
-
-Exactly one end of a request, on every exit path.
-
-Factory of requests: numbers them, and limits the requests in flight.
+The factory numbers requests, and limits the requests in flight.
 """
 
 import asyncio
@@ -25,41 +19,40 @@ from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any
 
-import msgspec
-
-from omnibus import graph, tracing
-from omnibus.errors import ClientClosed, OmnibusError, Overloaded, ProtocolError, Rejected
-from omnibus.graph import HANDLE, WIRE_VERSION, GraphNode, Invocation, verify_uses
+from omnibus import tracing
+from omnibus.errors import ClientClosed, DeadlineExceeded, OmnibusError, Overloaded, ProtocolError, Rejected
+from omnibus.graph import WIRE_VERSION, GraphNode, Invocation
 from omnibus.metrics import GATEWAY
 from omnibus.plan import choice_point
 from omnibus.recording.records import RequestLinks
 from omnibus.task import Segment
-from omnibus.task.session import MAX_CALLS, MAX_SEGMENTS, graph_size_error
+from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.inflight import InflightInvocation, code_resume_states, token_resume_states
-from omnibus_gateway.dispatch.streams import MAX_RESUMED_VALUES, Fingerprint, ResultStream
+from omnibus_gateway.dispatch.streams import MAX_RESUMED_VALUES, Fingerprint, ItemStream, ResultStream, merge_streams
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.pricing.meter import Estimates
 from omnibus_gateway.pricing.quotes import PriceCheck
-from omnibus_gateway.request.accumulator import AnswerAccumulator
+from omnibus_gateway.request.accumulator import AnswerAccumulator, ChoicesAccumulator
 from omnibus_gateway.request.admission import (
     RequestAdmission,
     RequestResources,
-    deadline_error,
     fail_open_streams,
     request_over_error,
 )
 from omnibus_gateway.request.inputs import (
     MAX_READERS,
     TensorPlacer,
+    complete_nodes,
     fill_references,
     find_earlier,
     has_references,
     place_input,
     salt_prompt,
+    validate_segment,
 )
 from omnibus_gateway.request.load_report import CountedInvocation, count_paths
 from omnibus_gateway.request.record import AppCallLog
-from omnibus_gateway.routing.assignment import Assignment, ModelSampling
+from omnibus_gateway.routing.assignment import Assignment
 from omnibus_gateway.routing.router import NO_PATHS, InvocationTicket
 from omnibus_gateway.tenancy import body_budget
 from omnibus_gateway.tenancy import tenant as tenants
@@ -69,56 +62,6 @@ from omnibus_gateway.tenancy import tenant as tenants
 def app_letters(app: str) -> str:
     """Return a few letters that identify an app in short ids."""
     return sha256(app.encode()).hexdigest()[:4]
-
-
-#: Prefixes of unit tasks that sample text tokens.
-_TEXT_TASKS = ("think-", "prefill-", "decode-")
-_encode = msgspec.json.Encoder(order="sorted").encode
-
-
-def complete_nodes(
-    nodes: Sequence[GraphNode], model: str, sampling: Callable[[str], ModelSampling]
-) -> tuple[GraphNode, ...]:
-    """Return ``nodes`` with the ``sampling`` of their models; nodes without one use ``model``.
-
-    The executor completes parameters that are in the arena.
-    """
-    return tuple([_complete_node(node, sampling(node.model or model)) for node in nodes])
-
-
-def _complete_node(node: GraphNode, usual: ModelSampling) -> GraphNode:
-    params = node.inputs.get("params")
-    if not usual.values or not node.task.startswith(_TEXT_TASKS) or not isinstance(params, dict | msgspec.Raw):
-        return node
-    if isinstance(params, dict) and HANDLE in params:
-        return node
-    own_params: dict[str, Any] = msgspec.json.decode(params) if isinstance(params, msgspec.Raw) else dict(params)
-    more = {name: value for name, value in usual.values.items() if not name.startswith("talker_")}
-    if (bound := more.pop("max_tokens", None)) is not None and own_params.get("max_tokens") is None:
-        more["usual_tokens"] = bound
-    all_params = {**more, **own_params}
-    encoded_params = msgspec.Raw(_encode(all_params)) if isinstance(params, msgspec.Raw) else all_params
-    return graph.with_inputs(node, {**node.inputs, "params": encoded_params})
-
-
-_MAX_WORK_TOKENS = 1 << 40  # largest estimate of a call, in tokens
-
-
-def validate_segment(segment: Segment, step: int = 0) -> None:
-    """Reject a segment ``step`` that recording would not produce.
-
-    Raises ``TooLarge`` over the limits, and ``ProtocolError``.
-    """
-    count = len(segment.nodes)
-    if not 0 <= step < MAX_SEGMENTS or count > MAX_CALLS:
-        raise graph_size_error()
-    if not count or not all(len(each) in (0, count) for each in (segment.work, segment.pins)):
-        raise ProtocolError("a graph needs at least one call, and as many estimates and pins as calls, or none")
-    if not all(0 <= work < _MAX_WORK_TOKENS for work in segment.work) or not all(
-        0 <= node < count for node, _ in segment.outputs
-    ):
-        raise ProtocolError("estimates must be tokens, not negative, and outputs must belong to the graph's own calls")
-    verify_uses(segment.nodes)
 
 
 class ClientRequest:
@@ -409,7 +352,56 @@ class ClientRequest:
         self._holds = True
         return f"{self.id}_in"
 
+    # The answer
+
+    def open_answer(self) -> AnswerAccumulator:
+        """Start to collect the answer that the client receives, for its usage and its record."""
+        self.answer = AnswerAccumulator(self.model_name, self.created)
+        return self.answer
+
+    def open_choices(self, count: int) -> ChoicesAccumulator:
+        """Start to collect ``count`` answers to one prompt."""
+        choices = self.answer = ChoicesAccumulator(self.model_name, self.created, count)
+        return choices
+
+    def read_outputs(self, streams: Mapping[str, ItemStream]) -> AsyncIterator[list[tuple[str, Item]]]:
+        """Yield the items of ``streams`` as they arrive, once the answer has them, if there is one."""
+        return merge_streams(streams, self.answer.add_item if self.answer is not None else None)
+
     # The end
+
+    @asynccontextmanager
+    async def until_end(self, rejection: Rejected | None = None) -> AsyncIterator[None]:
+        """Context of all work for the request, within its deadline: every exit ends it once.
+
+        ``rejection`` is the reason for a cancellation; if None, the client disconnected. Raises ``DeadlineExceeded``.
+        """
+        try:
+            async with asyncio.timeout(max(0.0, self.seconds_left)):
+                yield
+        except TimeoutError:
+            error = self.deadline_error()
+            self.end_with(error, "expired")
+            raise error from None
+        except (asyncio.CancelledError, GeneratorExit):
+            self.end_with(rejection or ClientClosed("the client left"), "cancelled")
+            raise
+        except BaseException as error:
+            self.end_with(error)
+            raise
+        self.end("done")
+
+    def deadline_error(self) -> DeadlineExceeded:
+        """Return the error after its deadline."""
+        if self.model:
+            return DeadlineExceeded("the request took longer than its deadline")
+        return DeadlineExceeded.of_app(self.app)
+
+    def end_with(self, error: BaseException, status: str = "failed") -> None:
+        """End the request as ``status``, and fail its results with a typed ``error``."""
+        if isinstance(error, OmnibusError):
+            self.fail(error)
+        self.end(status)
 
     def fail(self, error: OmnibusError) -> None:
         """Fail all results of this request with ``error``."""
@@ -458,31 +450,6 @@ class ClientRequest:
             self._admission.settle_segment(running, usage.gpu_seconds)
         self._runs.records.meter.learn(running, self.estimates if first else (), by_work=first and self.model != "")
         fail_open_streams(running, self.failure)
-
-
-@asynccontextmanager
-async def run_to_end(run: ClientRequest, rejection: Rejected | None = None) -> AsyncIterator[None]:
-    """End ``run`` with its outcome when the block exits; the deadline applies inside.
-
-    ``rejection`` is the reason for a cancellation; if None, the client disconnected. Raises ``DeadlineExceeded``."""
-    try:
-        async with asyncio.timeout(max(0.0, run.deadline - time.time())):
-            yield
-    except TimeoutError:
-        error = deadline_error(run.app, run.model)
-        run.fail(error)
-        run.end("expired")
-        raise error from None
-    except (asyncio.CancelledError, GeneratorExit):
-        run.fail(rejection or ClientClosed("the client left"))
-        run.end("cancelled")
-        raise
-    except BaseException as error:
-        if isinstance(error, OmnibusError):
-            run.fail(error)
-        run.end("failed")
-        raise
-    run.end("done")
 
 
 class RequestFactory(RequestResources):

@@ -9,7 +9,7 @@ The last recorded calls of an app, with their graphs.
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,8 +22,10 @@ from omnibus.graph import HANDLE, WIRE_VERSION, GraphNode, Invocation
 from omnibus.recording import records
 from omnibus.recording.records import AppCall, EndRecord, Record, RecordedAnswer
 from omnibus.task import Segment
+from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.inflight import InflightInvocation
-from omnibus_gateway.dispatch.streams import ResultStream
+from omnibus_gateway.dispatch.retention import RecordedChunk
+from omnibus_gateway.dispatch.streams import ItemStream, ResultStream, merge_streams
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.request.admission import fail_open_streams, request_over_error
 from omnibus_gateway.request.inputs import (
@@ -34,11 +36,14 @@ from omnibus_gateway.request.inputs import (
     has_references,
     place_input,
     restore_input,
+    validate_segment,
 )
-from omnibus_gateway.request.request import RequestFactory, app_letters, validate_segment
+from omnibus_gateway.request.request import RequestFactory, app_letters
 from omnibus_gateway.rerun.replayer import refuse_other_routes
 from omnibus_gateway.rerun.spare_room import Place, invocation_places
 from omnibus_gateway.routing.assignment import Assignment
+
+__all__ = ["MirroredRequest", "RecordedCall", "RecordedChunk", "find_calls"]
 
 #: Records per read, and the maximum in total.
 READ_BATCH_COUNT, MAX_READ_RECORDS = 256, 20_000
@@ -244,6 +249,10 @@ class MirroredRequest:
             return ""
         paths = self._runs.router.find_all_paths(assignment.parts[0])
         return before.path if any(path.name == before.path for path in paths) else ""
+
+    def read_outputs(self, streams: Mapping[str, ItemStream]) -> AsyncIterator[list[tuple[str, Item]]]:
+        """Yield the items of ``streams`` as they arrive."""
+        return merge_streams(streams)
 
     # The end
 

@@ -6,6 +6,7 @@ import msgspec
 
 from omnibus.errors import Rejected
 from omnibus.store import Store
+from omnibus_gateway.core import AnswerAccumulator, ClientRequest
 from omnibus_gateway.media.files import new_secret_id
 from omnibus_gateway.openai.chat_request import ChatRequest, UserMessage
 from omnibus_gateway.openai.responses import items as wire_items
@@ -17,8 +18,6 @@ from omnibus_gateway.openai.responses.context import (
 )
 from omnibus_gateway.openai.responses.response import response_usage
 from omnibus_gateway.openai.responses.to_chat import ChatOfResponse, to_chat
-from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.responses.conversations import HistoryReader, resolve_references
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.chat_response import collect_answer

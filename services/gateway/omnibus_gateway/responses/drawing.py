@@ -12,6 +12,7 @@ from typing import Any
 
 from omnibus.errors import BadRequest, NotFound
 from omnibus.structured.calls import CallPart
+from omnibus_gateway.core import ClientRequest, Router
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.chat_response import build_usage
 from omnibus_gateway.openai.images import ImageRequest
@@ -26,8 +27,6 @@ from omnibus_gateway.openai.responses.items import (
 from omnibus_gateway.openai.responses.request import ResponseRequest
 from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions
 from omnibus_gateway.pricing.quotes import ImageAllowance
-from omnibus_gateway.request.request import ClientRequest, run_to_end
-from omnibus_gateway.routing.router import Router
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.images import (
     CLIENT_PARAM_NAMES,
@@ -114,7 +113,7 @@ class ImageDrawer:
                 continue
             drawing = self._open_drawing(run, index)
             try:
-                async with run_to_end(drawing), aclosing(self._draw(drawing, prompt, events)) as steps:
+                async with drawing.until_end(), aclosing(self._draw(drawing, prompt, events)) as steps:
                     async for image_events in steps:
                         yield image_events
             finally:

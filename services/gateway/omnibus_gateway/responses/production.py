@@ -27,7 +27,7 @@ from omnibus.errors import (
 )
 from omnibus.structured.calls import CallPart, CallReader
 from omnibus.task import ChatOutput
-from omnibus_gateway.dispatch.streams import merge_streams
+from omnibus_gateway.core import ClientRequest, TokenIds
 from omnibus_gateway.media.files import new_secret_id
 from omnibus_gateway.media.spoken_answers import SpokenAnswers
 from omnibus_gateway.openai.chat_request import ChatRequest
@@ -38,8 +38,6 @@ from omnibus_gateway.openai.responses.items import OutputAudio
 from omnibus_gateway.openai.responses.response import ResponseObject, failed_response
 from omnibus_gateway.openai.responses.sequence import EventSequence, NumberedEvent, item_of
 from omnibus_gateway.openai.responses.to_chat import ChatOfResponse
-from omnibus_gateway.request.accumulator import AnswerAccumulator, TokenIds
-from omnibus_gateway.request.request import ClientRequest, run_to_end
 from omnibus_gateway.responses.drawing import ImageDrawer
 from omnibus_gateway.responses.log import LogContent, ResponseLog
 from omnibus_gateway.tasks.chat import Chat, Chats
@@ -69,7 +67,7 @@ class AnswerReader:
         self._drawer = drawer
         self._request = request
         self._events = events
-        self._got = run.answer or AnswerAccumulator(run.model_name, run.created)
+        self._got = run.answer or run.open_answer()
         format: SoundFormat = request.audio.format if request.audio is not None else "pcm16"
         self._format = format
         self._calls = CallReader()
@@ -86,7 +84,7 @@ class AnswerReader:
         if self._run.notify_when_accepted(acceptance.mark_accepted):
             parts[ACCEPTED_STREAM] = acceptance
         has_begun = False
-        async for batch in merge_streams(parts):
+        async for batch in self._run.read_outputs(parts):
             events = [] if has_begun else self._events.begin()
             if not has_begun:
                 has_begun = True
@@ -103,7 +101,6 @@ class AnswerReader:
     async def _read_batch(self, batch: Sequence[tuple[str, Any]], events: list[Event]) -> AnswerStep:
         ids: list[int] = []
         for name, item in batch:
-            self._got.add_item(name, item.data, item.array)
             if name == "text":
                 events += self._read_text(item.data)
                 ids += item.data.get("ids", ())
@@ -311,7 +308,7 @@ class Production:
         if run.model:  # apps choose their own graphs
             run.known = tuple(self._token_ids)
         try:
-            async with run_to_end(run), aclosing(self._read_steps(run, events)) as steps:
+            async with run.until_end(), aclosing(self._read_steps(run, events)) as steps:
                 async for step in steps:
                     await self._publish(step, sequence)
                     if self.is_background and not self._followers:
@@ -331,7 +328,7 @@ class Production:
             return
         if drawer is not None:
             drawer.forget_calls()
-        run.answer = AnswerAccumulator(request.model, run.created)
+        run.open_answer()
         output = await self._chats.begin_answer(run, await self._chat.prepare_request(run, request))
         reader = AnswerReader(run, request, events, self._chat.spoken, drawer)
         async with aclosing(reader.read(output)) as steps:

@@ -8,6 +8,7 @@ from omnibus.bus import Bus
 from omnibus.errors import Rejected, TooLarge
 from omnibus.settings import GatewaySettings
 from omnibus.store import ResponseRecord, Store
+from omnibus_gateway.core import ClientRequest
 from omnibus_gateway.media.files import new_secret_id
 from omnibus_gateway.openai.responses import items as wire_items
 from omnibus_gateway.openai.responses.request import ResponseRequest, parse_response_request
@@ -15,7 +16,6 @@ from omnibus_gateway.openai.responses.response import ResponseObject, new_respon
 from omnibus_gateway.openai.responses.to_chat import ChatOfResponse, to_chat
 from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions
 from omnibus_gateway.pricing.quotes import ImageAllowance
-from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.responses.archive import MAX_STORED_BYTES, ResponseArchive
 from omnibus_gateway.responses.conversations import EarlierItems, HistoryReader, resolve_references
 from omnibus_gateway.responses.drawing import ImageDrawer, ImageDrawers

@@ -40,14 +40,11 @@ from omnibus.metrics import GATEWAY
 from omnibus.plan import CANDIDATE_MARK, Path
 from omnibus.service import until_cancelled
 from omnibus.store import Store
-from omnibus_gateway.dispatch.inflight import InflightInvocation
-from omnibus_gateway.request.record import Records
+from omnibus_gateway.core import ExecutorTable, InflightInvocation, Records, Router
 from omnibus_gateway.rerun.differences import OutputDifference, count_comparable, find_differences
 from omnibus_gateway.rerun.options import ReplayOptions
 from omnibus_gateway.rerun.replayer import MirroredRun, Replayer
 from omnibus_gateway.rerun.spare_room import LOOK_SECONDS, PAUSE_SECONDS, SpareRoom
-from omnibus_gateway.routing.executors import ExecutorTable
-from omnibus_gateway.routing.router import Router
 
 #: Seconds that a comparison waits for room.
 ROOM_SECONDS = 5.0

@@ -176,7 +176,7 @@ class Chat:
         if not inspect.iscoroutinefunction(task.invoke):
             return await self._submit_static(run, task, prepared_chat)
         run.known = ()  # an answer of several segments cannot continue after known tokens
-        chat_input = await self.place_inputs(prepared_chat, run, run.inputs_name, MAX_READERS)
+        chat_input = await self.place_inputs(prepared_chat, run)
         with use(run):
             return await run_task(task.invoke, chat_input)
 
@@ -354,9 +354,10 @@ class Chat:
             raise
 
     async def place_inputs(
-        self, prepared_chat: PreparedChat, run: ClientRequest, holder: str, readers: int
+        self, prepared_chat: PreparedChat, run: ClientRequest, holder: str = "", readers: int = MAX_READERS
     ) -> ChatInput:
-        """Put media and long messages into the arena once, for ``holder``."""
+        """Put media and long messages into the arena once, for ``holder``, by default for all segments of ``run``."""
+        holder = holder or run.inputs_name
         place = partial(place_input, self._runs.tensors, run.kept)
         media = [
             await place(

@@ -28,7 +28,7 @@ from omnibus_gateway.openai.chat_response import DONE, ChatStream
 from omnibus_gateway.pricing.meter import UsageMeter
 from omnibus_gateway.request.accumulator import AnswerAccumulator, ChoicesAccumulator
 from omnibus_gateway.request.continuing import NumberedStream, ResumableStream
-from omnibus_gateway.request.request import ClientRequest, run_to_end
+from omnibus_gateway.request.request import ClientRequest
 from omnibus_gateway.tasks.chat import Chat
 
 _EXPECTED_PARTS = {"text": "text or `TextChunk`s", "audio": "float samples or `Audio`"}
@@ -110,9 +110,8 @@ AUDIO_TTL_SECONDS = 3600.0
 async def collect_samples(output: ChatOutput, got: AnswerAccumulator) -> np.ndarray:
     """Read all streams to their end; return the samples, float32 [n]."""
     sound: list[np.ndarray] = []
-    async for batch in merge_streams(open_output_streams(output)):
+    async for batch in merge_streams(open_output_streams(output), got.add_item):
         for name, item in batch:
-            got.add_item(name, item.data, item.array)
             if name == "audio" and item.array is not None:
                 sound.append(item.array)
     return join_samples(sound, got)
@@ -122,8 +121,8 @@ async def collect_answer(
     chat: Chat, run: ClientRequest, request: ChatRequest, *, count_only: bool = False
 ) -> AnswerAccumulator:
     """Return the answer of ``run`` to ``request``; with ``count_only`` only its usage. Raises the errors of a chat."""
-    got = run.answer = AnswerAccumulator(request.model, run.created)
-    async with run_to_end(run):
+    got = run.open_answer()
+    async with run.until_end():
         prepared_chat = await chat.prepare_request(run, request)
         if count_only:
             prepared_chat.count_only()

@@ -24,9 +24,9 @@ from omnibus.task import record, use
 from omnibus.task.library import VideoGeneration, VideoOutput
 from omnibus.task.runtime import merged
 from omnibus.task.runtime import run as run_task
+from omnibus_gateway.core import ClientRequest, RequestFactory
 from omnibus_gateway.openai.videos import REFERENCE
 from omnibus_gateway.pricing.headers import PriceOptions
-from omnibus_gateway.request.request import ClientRequest, RequestFactory, run_to_end
 from omnibus_gateway.tasks.resolve import (
     IMAGE,
     TaskCache,
@@ -202,7 +202,7 @@ class VideoGenerator:
         run.disable_queue_limit()
         run.deadline = job.until
         with rename_params(_CLIENT_PARAM_NAMES, REFERENCE if job_spec.image else ""):
-            async with run_to_end(run, Conflict("the video was removed, or another gateway continues it")):
+            async with run.until_end(Conflict("the video was removed, or another gateway continues it")):
                 request = build_request(
                     job_spec.model, task, {**job_spec.wish, **await self._place_image(run, job, job_spec)}
                 )

@@ -113,9 +113,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
         tenancy = Tenancy(gateway.settings, nowhere, gateway.router)
         gateway.runs.admission = tenancy.admission
         await tenancy.startup(gateway.bus, lambda: None)
-        frontend = Frontend(
-            gateway.settings, gateway.router, gateway.dispatcher, gateway.table, guard=tenancy.guard_application
-        )
+        frontend = Frontend(gateway.settings, gateway.table, guard=tenancy.guard_application)
         transport = httpx.ASGITransport(app=frontend.build_application())
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
             yield client

@@ -18,6 +18,7 @@ from omnibus.plan import ModelPlan, Plan
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
+from omnibus_gateway.adapters.control import AdapterControl
 from omnibus_gateway.application import Frontend
 from omnibus_gateway.apps.service import AppService
 from omnibus_planner.declared import app_models
@@ -125,11 +126,13 @@ class AppGateway:
     def __init__(self, home: ToyGateway, settings: GatewaySettings, store_url: str) -> None:
         self.store = Store(StoreSettings(url=store_url, prefix="test", timeout=5.0))
         self.apps = AppService(settings, self.store, home.router, home.runs, home.chat)
-        self.frontend = Frontend(settings, home.router, home.dispatcher, home.table, self.apps)
+        self.adapters = AdapterControl(settings, self.store, home.router, home.chat, self.apps.model_names)
+        self.frontend = Frontend(settings, home.table, self.apps, self.adapters)
         self.app = self.frontend.build_application()
         transport = httpx.ASGITransport(app=self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=60.0)
         self.apps.startup()
+        self._following = asyncio.get_running_loop().create_task(self.adapters.follow_store())
 
     async def ask(self, method: str, path: str, body: Any = None, token: str = TOKEN) -> httpx.Response:
         headers = {"authorization": f"Bearer {token}"} if token else {}
@@ -163,6 +166,7 @@ class AppGateway:
     async def close(self) -> None:
         await self.http.aclose()
         await self.apps.shutdown()
+        await until_cancelled(self._following)
         await self.store.close()
 
 

@@ -9,9 +9,10 @@ import pytest
 
 from omnibus.errors import Overloaded
 from omnibus_gateway.dispatch.streams import merge_streams
-from omnibus_gateway.realtime import conversation, turn
+from omnibus_gateway.realtime import conversation
 from omnibus_gateway.realtime import service as session_limits
 from omnibus_gateway.realtime.conversation import Conversation, ConversationItem, ItemPart
+from omnibus_gateway.request import request
 from tests.unit.gateway.house import ToyGateway
 from tests.unit.gateway.realtime_house import SOUND, RealtimeCaller, join_deltas, list_types, open_realtime_call
 
@@ -75,14 +76,14 @@ def test_transcripts_count_among_the_bytes_that_a_conversation_holds():
 async def test_words_that_come_with_audio_that_finds_no_room_are_sent(
     home: ToyGateway, monkeypatch: pytest.MonkeyPatch
 ):
-    async def gather_batches(streams: Any) -> AsyncIterator[list[Any]]:
-        yield [each async for batch in merge_streams(streams) for each in batch]
+    async def gather_batches(*arguments: Any) -> AsyncIterator[list[Any]]:
+        yield [each async for batch in merge_streams(*arguments) for each in batch]
 
     def refuse_audio(_: Any, more: int) -> None:
         if more > 100:  # audio
             raise Overloaded("full")
 
-    monkeypatch.setattr(turn, "merge_streams", gather_batches)
+    monkeypatch.setattr(request, "merge_streams", gather_batches)
     monkeypatch.setattr(session_limits.HeldBytes, "count_bytes", refuse_audio)
     async with open_realtime_call(home) as caller:
         await caller.update(audio={"input": {"turn_detection": None}})

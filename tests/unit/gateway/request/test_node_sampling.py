@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from omnibus.graph import HANDLE, GraphNode
-from omnibus_gateway.request.request import complete_nodes
+from omnibus_gateway.request.inputs import complete_nodes
 from omnibus_gateway.routing.assignment import ModelSampling
 
 USUAL = {

@@ -7,7 +7,7 @@ import pytest
 from omnibus.errors import ProtocolError
 from omnibus.graph import GraphNode, make_ref
 from omnibus.task import Segment, record
-from omnibus_gateway.request.request import validate_segment
+from omnibus_gateway.request.inputs import validate_segment
 from tests.unit.task.tasks import ADD, ONE, AddInput, NumberInput
 
 REFERS = r"\(number\) must refer to outputs of earlier nodes as \[node, output\], and list these references in `uses`"
