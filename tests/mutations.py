@@ -41,7 +41,10 @@ MUTATIONS = [
     # The gateway
     Mutation(f"{_GATEWAY}/http/connection.py", "if room <= 0:", "if room < 0:", "tests/unit/gateway/http"),
     Mutation(
-        f"{_GATEWAY}/media/urls.py", "        return allow_private", "        return True", "tests/unit/gateway/media"
+        f"{_GATEWAY}/media/fetcher.py",
+        "        return allow_private",
+        "        return True",
+        "tests/unit/gateway/media",
     ),
     Mutation(
         f"{_GATEWAY}/media/inspect.py",

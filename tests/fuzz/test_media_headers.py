@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibus.errors import Rejected
-from omnibus_gateway.media import urls
-from omnibus_gateway.media import urls as data_url
-from omnibus_gateway.media.headers.sniff import READERS
-from omnibus_gateway.media.inspect import DEFAULT_LIMITS, estimate_tokens, inspect_media
+from omnibus_gateway.media import fetcher
+from omnibus_gateway.media.inspect import DEFAULT_LIMITS, READERS, estimate_tokens, inspect_media
+from omnibus_gateway.openai import messages
 from tests.fuzz import seeds
 from tests.fuzz.corpus import save_failing, try_saved
 from tests.fuzz.mutate import mutate_bytes
@@ -119,7 +118,7 @@ def test_a_data_url_is_decoded_or_refused(data: bytes):
     text = data.decode(errors="replace")
     began = time.thread_time()
     with save_failing("data_urls", data):
-        for decode in (data_url.decode_data_url, data_url.decode_base64):
+        for decode in (messages.decode_data_url, messages.decode_base64):
             result = value_or_refusal(decode, text, LIMIT)
             if not isinstance(result, Rejected):
                 assert len(getattr(result, "data", result)) <= LIMIT
@@ -130,7 +129,7 @@ def test_a_data_url_is_decoded_or_refused(data: bytes):
 def test_a_data_url_of_one_piece_again_and_again_is_decided_soon(piece: str):
     for url in (f"data:{piece * 50_000},AAAA", f"data:a/b{piece * 80},AAAA", f"data:a/b;base64,{piece * 500_000}"):
         began = time.thread_time()
-        value_or_refusal(data_url.decode_data_url, url, LIMIT)
+        value_or_refusal(messages.decode_data_url, url, LIMIT)
         assert time.thread_time() - began < CPU_SECONDS, url[:80]
 
 
@@ -139,7 +138,7 @@ def test_a_data_url_of_one_piece_again_and_again_is_decided_soon(piece: str):
 @given(data=mutate_bytes([text.encode() for text in TEXTS]))
 def test_the_address_of_a_file_is_taken_apart_or_refused(data: bytes):
     with save_failing("urls", data):
-        target = value_or_refusal(urls.parse_url, data.decode(errors="replace"), urls.UrlRules())
+        target = value_or_refusal(fetcher.parse_url, data.decode(errors="replace"), fetcher.UrlRules())
         if not isinstance(target, Rejected):
             assert target.scheme == "https"
             assert target.port in (80, 443)

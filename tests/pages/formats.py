@@ -6,7 +6,7 @@ It comes from the lists that the gateway and the decoders use.
 from collections.abc import Iterable
 from pathlib import Path
 
-from omnibus_gateway.media.headers.sniff import AUDIO_OR_VIDEO, FORMATS
+from omnibus_gateway.media.inspect import AUDIO_OR_VIDEO, FORMATS
 from omnibus_models import _av as _codecs
 
 PAGE = Path(__file__).parents[2] / "docs" / "routes.md"

@@ -19,8 +19,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 
 from omnibus.bus.nats.connection import NatsConnection
 from omnibus_gateway.http.connection import LimitedHttpProtocol
+from omnibus_gateway.http.exchange import GatewayWebSocketProtocol
 from omnibus_gateway.http.server import GatewayServer
-from omnibus_gateway.http.websocket import GatewayWebSocketProtocol
 
 ROOT = Path(__file__).parents[2]
 SUBCLASSES = [

@@ -48,10 +48,8 @@ from omnibus_gateway.batches.service import Batches
 from omnibus_gateway.console.routes import Console
 from omnibus_gateway.files.routes import FileRoutes, UploadRoutes
 from omnibus_gateway.http.connection import BODY_COMPLETE
-from omnibus_gateway.http.dialects import DialectEdge
-from omnibus_gateway.http.direct import DirectRoute
-from omnibus_gateway.http.exchange import Handler, PostRoute, add_routes, json_response
-from omnibus_gateway.http.response import LIVENESS, OpenRequests, send_error
+from omnibus_gateway.http.exchange import DialectEdge, Handler, PostRoute, add_routes, json_response
+from omnibus_gateway.http.response import LIVENESS, DirectRoute, OpenRequests, send_error
 from omnibus_gateway.media.files import MadeFiles
 from omnibus_gateway.ollama import vectors, wire
 from omnibus_gateway.ollama.errors import OllamaDialect
@@ -64,9 +62,8 @@ from omnibus_gateway.openai.models import PATH, ModelList, ModelObject
 from omnibus_gateway.openai.realtime.session import CLIENT_SECRETS
 from omnibus_gateway.openai.responses import request as response_requests
 from omnibus_gateway.openai.responses.context import COMPACT, INPUT_TOKENS
-from omnibus_gateway.realtime.routes import ClientSecretRoute, RealtimeRoute
-from omnibus_gateway.realtime.service import Realtime
-from omnibus_gateway.realtime.tokens import ClientSecrets
+from omnibus_gateway.realtime.config import ClientSecrets
+from omnibus_gateway.realtime.service import ClientSecretRoute, Realtime, RealtimeRoute
 from omnibus_gateway.replay.history import History
 from omnibus_gateway.replay.routes import InvocationRoutes
 from omnibus_gateway.request.request import RequestFactory
@@ -89,7 +86,7 @@ from omnibus_gateway.tasks.images import ImageTasks
 from omnibus_gateway.tasks.recognition import RecordingReader, Speakers
 from omnibus_gateway.tasks.resolve import describe_model
 from omnibus_gateway.tenancy import body_budget
-from omnibus_gateway.tenancy.deferred import DeferredWork
+from omnibus_gateway.tenancy.tenant import DeferredWork
 from omnibus_gateway.videos.routes import VideoRoutes
 from omnibus_gateway.videos.service import Videos
 

@@ -21,7 +21,7 @@ from omnibus.executor.runner import Item
 from omnibus.graph import Invocation
 from omnibus.metrics import TRANSFER
 from omnibus.tensors.handle import Handle, pack_tensor
-from omnibus.tensors.spares import Block
+from omnibus.tensors.protocol import Block
 
 
 class ChannelChunk(NamedTuple):

@@ -12,11 +12,10 @@ value that a client can choose is never a label, and neither is an id.
 from prometheus_client.exposition import generate_latest
 
 from omnibus.metrics.collectors import PROCESS, REGISTRY
-from omnibus.metrics.executor import ENCODER, ENGINE, EXECUTOR
+from omnibus.metrics.executor import ARENA, ENCODER, ENGINE, EXECUTOR, MAX_EDGES, NODES, TRANSFER
 from omnibus.metrics.gateway import GATEWAY
 from omnibus.metrics.planner import PLANNER, STREAMS
 from omnibus.metrics.tenants import TENANTS
-from omnibus.metrics.tensors import ARENA, MAX_EDGES, NODES, TRANSFER
 
 __all__ = [
     "ARENA",

@@ -12,11 +12,9 @@
     client.end_invocation(id)           # the invocation is over: release all of its tensors
 
 A transfer costs at most one round trip, for the allocation, and none if the client has a spare block of that size
-(``omnibus.tensors.spares``). All other messages are one-way and share writes. Make all calls in the thread of the event
-loop; any thread may fill and read the arrays. A deadline is in ``time.time()`` seconds. For the lifetime of blocks see
-``omnibus.tensors.ledger``.
-
-Start of a service whose sidecar may be unreachable for a moment.
+(``omnibus.tensors.protocol``). All other messages are one-way and share writes. Make all calls in the thread of the
+event loop; any thread may fill and read the arrays. A deadline is in ``time.time()`` seconds. For the lifetime of
+blocks see ``omnibus.tensors.ledger``.
 """
 
 import asyncio
@@ -43,17 +41,22 @@ from omnibus.tensors.link import (
 )
 from omnibus.tensors.memory import MappingObserver
 from omnibus.tensors.protocol import (
+    MAX_SPARE_BYTES,
+    Block,
+    GrantedBlock,
     Retention,
     SidecarFrame,
+    SparePool,
     Verb,
     Welcome,
     away_error,
+    check_request,
     encode_block,
     encode_frame,
     encode_tag,
+    make_block,
     refusal_error,
 )
-from omnibus.tensors.spares import MAX_SPARE_BYTES, Block, GrantedBlock, SparePool, check_request, make_block
 
 log = logging.getLogger(__name__)
 

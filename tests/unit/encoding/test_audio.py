@@ -19,7 +19,7 @@ from omnibus.encoding.audio import (
     encode_wav,
     to_pcm16,
 )
-from omnibus_gateway.media.headers.sniff import READERS, sniff_mime
+from omnibus_gateway.media.inspect import READERS, sniff_mime
 from tests.unit.gateway.samples import make_sample_tone
 
 FORMATS: list[tuple[SoundFormat, str, int]] = [

@@ -12,10 +12,10 @@ import numpy as np
 from omnibus.errors import Overloaded
 from omnibus.recording.sessions import SessionEntry, read_session
 from omnibus.service import until_cancelled
+from omnibus_gateway.realtime.config import ResumeToken
 from omnibus_gateway.realtime.event_sender import EventSender, SessionLog
 from omnibus_gateway.realtime.restored import RestoredSession
 from omnibus_gateway.realtime.session import RealtimeSession
-from omnibus_gateway.realtime.tokens import ResumeToken
 from omnibus_gateway.realtime.turns import MAX_TURNS, SessionContext
 from omnibus_gateway.tasks.recognition import RecordingReader
 from tests.unit.gateway.house import OMNI, ToyGateway

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibus.errors import ArenaFull, DeadlineExceeded, StaleHandle
-from omnibus.tensors import spares
+from omnibus.tensors import protocol
 from omnibus.tensors.handle import Handle
-from omnibus.tensors.protocol import FRAME_BYTES, FrameReader, SidecarFrame, Verb, encode_frame
-from omnibus.tensors.spares import class_bytes, size_class
+from omnibus.tensors.protocol import FRAME_BYTES, FrameReader, SidecarFrame, Verb, class_bytes, encode_frame, size_class
 from tests.unit.sidecar.node import connect_client, make_deadline, read_line, run_sidecar, start_process, wait_until
 from tests.unit.tensors.pairs import ClientPair
 
@@ -56,15 +55,15 @@ def test_a_size_class_is_the_smallest_that_fits(nbytes):
 
 async def test_what_takes_longer_to_write_than_to_wait_for_has_no_spares():
     messages: list[bytes] = []
-    pool = spares.SparePool(messages.append, asyncio.get_running_loop())
-    for nbytes in (spares.MAX_SPARE_BYTES, spares.MAX_SPARE_BYTES + 1):
+    pool = protocol.SparePool(messages.append, asyncio.get_running_loop())
+    for nbytes in (protocol.MAX_SPARE_BYTES, protocol.MAX_SPARE_BYTES + 1):
         for _ in range(3):
             assert pool.take(nbytes) is None
     await asyncio.sleep(0)
     pool.close()
 
     (frame,) = FrameReader().feed(b"".join(messages))
-    assert (frame.verb, frame.nbytes) == (Verb.REQUEST_SPARES, spares.MAX_SPARE_BYTES)
+    assert (frame.verb, frame.nbytes) == (Verb.REQUEST_SPARES, protocol.MAX_SPARE_BYTES)
 
 
 async def test_a_second_tensor_of_a_size_has_the_third_one_written_without_waiting(pair):
@@ -144,7 +143,7 @@ async def test_spares_give_way_to_a_tensor_that_finds_no_room_otherwise(pair):
 
 
 async def test_spares_that_are_not_used_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(spares, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(protocol, "IDLE_SECONDS", 0.3)
     async with run_sidecar(tmp_path) as sidecar, await connect_client(tmp_path) as client:
         for _ in range(2):
             client.release(await client.put(DATA, invocation="i", deadline=make_deadline()))

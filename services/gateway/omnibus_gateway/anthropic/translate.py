@@ -24,7 +24,7 @@ from omnibus_gateway.anthropic.wire import (
     ThinkingEnabled,
     ToolChoice,
 )
-from omnibus_gateway.openai import tools
+from omnibus_gateway.openai import options as chat_options
 from omnibus_gateway.openai.chat_request import AssistantMessage, ChatRequest, Message
 from omnibus_gateway.openai.chat_response import AnswerEncoders, encode_image_completion
 from omnibus_gateway.openai.parse import check_chat, check_values, convert_json, invalid_request
@@ -168,11 +168,13 @@ def _tool_fields(request: MessageRequest | CountTokensRequest) -> dict[str, Any]
     }
 
 
-def _to_tool(tool: CustomTool) -> tools.FunctionTool:
-    return tools.FunctionTool(tools.FunctionDefinition(tool.name, tool.description, tool.input_schema, tool.strict))
+def _to_tool(tool: CustomTool) -> chat_options.FunctionTool:
+    return chat_options.FunctionTool(
+        chat_options.FunctionDefinition(tool.name, tool.description, tool.input_schema, tool.strict)
+    )
 
 
-def _to_tool_choice(choice: AutoChoice | AnyChoice | ToolChoice | NoneChoice | None) -> tools.ToolChoice | None:
+def _to_tool_choice(choice: AutoChoice | AnyChoice | ToolChoice | NoneChoice | None) -> chat_options.ToolChoice | None:
     match choice:
         case AutoChoice():
             return "auto"
@@ -181,7 +183,7 @@ def _to_tool_choice(choice: AutoChoice | AnyChoice | ToolChoice | NoneChoice | N
         case NoneChoice():
             return "none"
         case ToolChoice(name):
-            return tools.NamedToolChoice(tools.FunctionName(name))
+            return chat_options.NamedToolChoice(chat_options.FunctionName(name))
     return None
 
 
@@ -192,7 +194,9 @@ def _reasoning_fields(request: MessageRequest | CountTokensRequest) -> dict[str,
         fields["reasoning_effort"] = "xhigh" if config.effort == "max" else config.effort
         fields["chat_template_kwargs"] = {"reasoning_effort_hint": True}  # agents send an effort to all models
     if config is not None and config.format is not None:
-        fields["response_format"] = tools.JsonSchemaFormat(tools.JsonSchema("answer", config.format.schema))
+        fields["response_format"] = chat_options.JsonSchemaFormat(
+            chat_options.JsonSchema("answer", config.format.schema)
+        )
     if isinstance(thinking, ThinkingDisabled):
         fields["reasoning_effort"] = "none"
     elif isinstance(thinking, ThinkingEnabled):

@@ -42,8 +42,8 @@ from omnibus_gateway.openai.chat_request import (
     UserMessage,
     UserPart,
 )
+from omnibus_gateway.openai.options import FunctionCall, ToolCall
 from omnibus_gateway.openai.responses.items import decode_reasoning
-from omnibus_gateway.openai.tools import FunctionCall, ToolCall
 
 #: Stands for an image in the text of a tool's result; the image follows in the user's message.
 IMAGE_MARK = "[image]"

@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from omnibus.pricing import RequestUsage
 from omnibus_gateway.openai.chat_request import Count, Share, Temperature, TopK
-from omnibus_gateway.openai.tools import Description, Id
+from omnibus_gateway.openai.options import Description, Id
 
 MESSAGES = "/v1/messages"
 COUNT_TOKENS = f"{MESSAGES}/count_tokens"

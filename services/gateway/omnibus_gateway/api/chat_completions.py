@@ -19,20 +19,17 @@ from omnibus.encoding.image import MIME
 from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.core import ClientRequest, ResumableStream, Router
-from omnibus_gateway.http.direct import PARSED_BODY
 from omnibus_gateway.http.exchange import PostRequest, PostRoute
-from omnibus_gateway.http.response import JSON, ResponseWriter
+from omnibus_gateway.http.response import JSON, PARSED_BODY, ResponseWriter
 from omnibus_gateway.media.files import MadeFiles, file_url
 from omnibus_gateway.openai import chat_response, images, vllm_omni
 from omnibus_gateway.openai.chat_request import AssistantMessage, ChatRequest, ImageConfig, UserMessage
 from omnibus_gateway.openai.chat_response import DONE, ChatCompletionImage, ChatCompletionImageUrl
-from omnibus_gateway.openai.cut_media import parse_chat_media
 from omnibus_gateway.openai.images import ImageRequest
-from omnibus_gateway.openai.messages import MediaRef, convert_messages
+from omnibus_gateway.openai.messages import MediaRef, convert_messages, parse_chat_media
 from omnibus_gateway.openai.parse import parse_chat
 from omnibus_gateway.openai.vllm_omni import HEADER, NAME, OmniRequest, translate_request
-from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions
-from omnibus_gateway.pricing.meter import UsageMeter
+from omnibus_gateway.pricing.meter import NO_PRICES, PriceOptions, UsageMeter
 from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.chat_response import render_choices, render_completion, stream_choices, stream_events
 from omnibus_gateway.tasks.images import (
@@ -235,7 +232,7 @@ class ChatRoute(PostRoute):
         if chat_request.wants_images:
             return self._draw.answer_chat(chat_request, post, sending)
         resumable_stream = None
-        if self._chat.continuations is not None and not prices.quote:
+        if chat_request.stream and self._chat.continuations is not None and not prices.quote:
             resumable_stream = self._chat.continuations.begin_stream(chat_request, post.headers, post.body, post.pinned)
         return self.answer_chat(chat_request, post.pinned, sending, resumable_stream, prices)
 

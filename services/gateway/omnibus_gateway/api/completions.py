@@ -19,7 +19,7 @@ from omnibus_gateway.openai.completions import (
     CompletionRequest,
     PromptChoice,
 )
-from omnibus_gateway.pricing.headers import refuse_price_options
+from omnibus_gateway.pricing.meter import refuse_price_options
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.chat_response import open_output_streams
 from omnibus_gateway.tasks.prepared_chat import PreparedChat

@@ -1,28 +1,162 @@
 """Plain chats, answered by event loop callbacks without a task per request.
 
-A chat behaves as in ``omnibus_gateway.api.chat_completions``, but waits in another way. Eligible are plain chats
-(``omnibus_gateway.openai.chat_request``) to models whose graph follows from the kind of request.
+A chat behaves as in ``omnibus_gateway.api.chat_completions``, but waits in another way: its answer consumes results as
+they arrive, and returns bytes to send. Eligible are plain chats (``omnibus_gateway.openai.chat_request``) to models
+whose graph follows from the kind of request.
 """
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
+
+import numpy as np
 
 from omnibus import tracing
+from omnibus.encoding.audio import SoundFormat, encode_audio
 from omnibus.errors import ClientClosed, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.tensors.handle import Item
-from omnibus_gateway.core import ClientRequest, ItemStream, RequestFactory
-from omnibus_gateway.http.direct import PARSED_BODY, DirectConnection, DirectResponse, DirectRoute
-from omnibus_gateway.http.response import JSON, Headers, OpenRequests, run_headers
-from omnibus_gateway.media.spoken_answers import UNCOMPRESSED_FORMATS
+from omnibus_gateway.core import AnswerAccumulator, ClientRequest, ItemStream, RequestFactory
+from omnibus_gateway.http.response import (
+    JSON,
+    PARSED_BODY,
+    DirectConnection,
+    DirectResponse,
+    DirectRoute,
+    OpenRequests,
+    run_headers,
+)
+from omnibus_gateway.media.files import new_secret_id
+from omnibus_gateway.media.spoken_answers import UNCOMPRESSED_FORMATS, SpokenAnswers
 from omnibus_gateway.openai import openapi
 from omnibus_gateway.openai.chat_request import ChatRequest, is_plain_chat
-from omnibus_gateway.openai.cut_media import parse_chat_media
+from omnibus_gateway.openai.chat_response import DONE, ChatCompletionAudio
 from omnibus_gateway.openai.errors import client_error
+from omnibus_gateway.openai.messages import parse_chat_media
 from omnibus_gateway.tasks.chat import Chat, Chats, PlainChat
-from omnibus_gateway.tasks.chat_response import open_output_streams
-from omnibus_gateway.tasks.direct_answer import DirectAnswer, SentChat, StreamedAnswer, WholeAnswer
+from omnibus_gateway.tasks.chat_response import (
+    AudioOutputFile,
+    answer_expiry,
+    choose_text_event,
+    encode_answer,
+    encode_text_events,
+    join_samples,
+    keep_answer,
+    open_event_stream,
+    open_output_streams,
+    store_speech,
+)
+
+#: Items of an answer with the names of their streams.
+Batch = list[tuple[str, Item]]
+
+
+class SentChat(NamedTuple):
+    """Plain chat in progress, with its output so far; ``keeper`` stores its audio.
+
+    ``speaks`` is True if its task returns audio.
+    """
+
+    request: ChatRequest
+    run: ClientRequest
+    got: AnswerAccumulator
+    keeper: SpokenAnswers | None
+    speaks: bool
+
+
+class WholeAnswer:
+    """Answer that is sent as a whole."""
+
+    def __init__(self, chat: SentChat) -> None:
+        self._chat = chat
+        self._samples: list[np.ndarray] = []
+        self._spoken: ChatCompletionAudio | None = None
+
+    def mark_accepted(self) -> None:
+        """Do nothing: the answer is sent as a whole."""
+
+    def consume_item(self, name: str, item: Item) -> None:
+        """Add ``item`` to the answer."""
+        self._chat.got.add_item(name, item.data, item.array)
+        if name == "audio" and item.array is not None:
+            self._samples.append(item.array)
+
+    def add_batch(self, batch: Batch) -> bytes:
+        """Add earlier items. Returns no bytes."""
+        for name, item in batch:
+            self.consume_item(name, item)
+        return b""
+
+    async def store_speech(self) -> None:
+        """Store the complete audio."""
+        request, _, got, keeper, _ = self._chat
+        self._spoken = await store_speech(request, join_samples(self._samples, got), got, keeper)
+
+    def keep_speech(self, format: SoundFormat, then: Callable[[], None]) -> None:
+        """Store the audio in an uncompressed ``format``, and call ``then``."""
+        got, keeper, id = self._chat.got, self._chat.keeper, new_secret_id("audio_")
+        data, text = encode_audio(join_samples(self._samples, got), got.rate, format), got.text
+        self._spoken = ChatCompletionAudio(id=id, data=data, expires_at=answer_expiry(keeper), transcript=text)
+        keep_answer(keeper, id, text, data, format, then)
+
+    def encode_end(self) -> bytes:
+        """Encode the body of the answer."""
+        return encode_answer(self._chat.run, self._chat.request, self._chat.got, self._spoken)
+
+
+class StreamedAnswer:
+    """Answer that is sent as events: see ``chat_response.stream_events``."""
+
+    def __init__(self, chat: SentChat) -> None:
+        self._got = chat.got
+        self._keeper = chat.keeper
+        self._stream = stream = open_event_stream(chat.run, chat.request)
+        self._say = choose_text_event(stream, chat.request, chat.speaks)
+        self._head = [stream.role("" if chat.request.wants_text else None)]  # until it is sent
+        self._tail = b""
+        self._audio: AudioOutputFile | None = None
+        if chat.speaks:
+            format: SoundFormat = chat.request.audio.format if chat.request.audio is not None else "pcm16"
+            self._audio = AudioOutputFile(format, chat.keeper, new_secret_id("audio_"))
+            self._head.append(stream.audio_start(self._audio.id))
+        self._is_accepted = False
+
+    def mark_accepted(self) -> None:
+        """Allow the first events before there is output: all executors have accepted the request."""
+        self._is_accepted = True
+
+    def add_batch(self, batch: Batch) -> bytes:
+        """Add items; return their events, with the first events before them."""
+        if not batch and not (self._head and self._is_accepted):
+            return b""
+        events = [*self._take_head(), *encode_text_events(self._stream, self._say, self._got, batch)]
+        samples = [item.array for _, item in batch if item.array is not None]
+        if samples and self._audio is not None:
+            events.append(self._stream.audio(self._audio.push_now(samples, self._got)))
+        return b"".join(events)
+
+    def _take_head(self) -> list[bytes]:
+        head, self._head = self._head, []
+        return head
+
+    def keep_speech(self, format: SoundFormat, then: Callable[[], None]) -> None:
+        """Store the audio in an uncompressed ``format``, and call ``then``."""
+        if self._audio is None:
+            then()
+            return
+        rest = self._stream.audio(self._audio.close_now(self._got))
+        self._tail = rest + self._stream.audio_end(answer_expiry(self._keeper))
+        self._audio.keep_answer(self._got.text, then)
+
+    def encode_end(self) -> bytes:
+        """Encode the last events."""
+        stream, got = self._stream, self._got
+        end = (stream.finish(got.finish), stream.usage(got.usage()), DONE)  # type: ignore[arg-type]
+        return b"".join([*self._take_head(), self._tail, *end])
+
+
+DirectAnswer = WholeAnswer | StreamedAnswer
 
 
 class DirectChatRoute(DirectRoute):
@@ -99,6 +233,7 @@ class DirectChat(DirectResponse):
         self._plain = plain
         self._request = plain.request
         self._run = run
+        self._headers = partial(run_headers, run)
         self._loop = asyncio.get_running_loop()
         self._streams: dict[str, ItemStream] = {}
         self._deadline: asyncio.TimerHandle | None = None
@@ -178,7 +313,7 @@ class DirectChat(DirectResponse):
         batch = [(name, item) for name, stream in self._streams.items() for item in stream.take_ready()]
         events = self._answer.add_batch(batch)
         if events:
-            self.send_events(events, self.run_headers)
+            self.send_events(events, self._headers)
 
     def _is_complete(self) -> bool:
         """Return True if all streams ended and were read. Raises the error of a failed stream."""
@@ -226,9 +361,9 @@ class DirectChat(DirectResponse):
         self._run.end("done")
         GATEWAY.request_counter(self._request.model, "ok").inc()
         if self._request.stream:
-            self.send_events(end, self.run_headers, last=True)
+            self.send_events(end, self._headers, last=True)
         else:
-            self.send_body(JSON, end, self.run_headers())
+            self.send_body(JSON, end, self._headers())
 
     def _close_work(self) -> None:
         self._ended = True
@@ -261,7 +396,3 @@ class DirectChat(DirectResponse):
         self._abort(error, status)
         GATEWAY.request_counter(self._request.model, "cancelled" if was_cancelled else api_error.code).inc()
         self.send_error(api_error)
-
-    def run_headers(self) -> Headers:
-        """Return headers for tracing: invocation, path and plan epoch."""
-        return run_headers(self._run)

@@ -22,10 +22,10 @@ from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.media.inspect import MediaLimits
 from omnibus_gateway.openai import embeddings
 from omnibus_gateway.openai.embeddings import EmbeddingRequest
-from omnibus_gateway.pricing.headers import refuse_price_options
+from omnibus_gateway.pricing.meter import refuse_price_options
 from omnibus_gateway.tasks.chat import AppRoutes, Chat
-from omnibus_gateway.tasks.prepared_chat import await_result, place_media, place_texts
-from omnibus_gateway.tasks.resolve import TaskCache, create_embedding_task, rename_params
+from omnibus_gateway.tasks.prepared_chat import TaskCache, await_result, place_media, place_texts
+from omnibus_gateway.tasks.resolve import create_embedding_task, rename_params
 
 APP = "embeddings"
 #: Estimated tokens of an image, which towers resize to about 224 x 224 pixels.

@@ -12,8 +12,8 @@ from omnibus_gateway.http.exchange import PostRequest, PostRoute
 from omnibus_gateway.http.response import JSON, ResponseWriter
 from omnibus_gateway.media.inspect import MediaLimits
 from omnibus_gateway.openai import rerank
-from omnibus_gateway.tasks.prepared_chat import await_result, place_texts
-from omnibus_gateway.tasks.resolve import TaskCache, create_reranking_task
+from omnibus_gateway.tasks.prepared_chat import TaskCache, await_result, place_texts
+from omnibus_gateway.tasks.resolve import create_reranking_task
 
 APP = "rerank"
 

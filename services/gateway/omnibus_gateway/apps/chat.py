@@ -33,7 +33,7 @@ from omnibus_gateway.http.exchange import ConnectedClient, PostRequest, RequestO
 from omnibus_gateway.http.response import JSON, ResponseWriter, as_events
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.parse import check_values, parse_chat
-from omnibus_gateway.pricing.headers import refuse_price_options
+from omnibus_gateway.pricing.meter import refuse_price_options
 from omnibus_gateway.tasks.chat import Chat, choose_voice
 from omnibus_gateway.tasks.prepared_chat import PreparedChat
 
@@ -54,7 +54,7 @@ class AppChats:
         Raises ``NotFound``, ``Overloaded``, and ``StageUnavailable`` without a worker or before the store was read.
         """
         app = self._find_app(route, model)
-        if not app and (routes := self._registry.model_routes(model)):
+        if not app and (routes := [route for route, served_model in self._registry.routes if served_model == model]):
             raise BadRequest(f"{model} is an app that serves {', '.join(routes)}, not {route}", param="model")
         if not app:
             return self._chat.open_request(model, seed, pinned_path)
@@ -65,7 +65,7 @@ class AppChats:
 
     def is_served_by_app(self, model: str, route: str = CHAT) -> bool:
         """Return True if an app serves ``model`` on ``route``."""
-        return bool(self._registry.serving_app(route, model))
+        return (route, model) in self._registry.routes
 
     def resolve_voice(self, run: ClientRequest, name: str) -> str:
         """Return the voice of the run's app for ``name``. Raises ``BadRequest`` for an unknown voice."""
@@ -97,7 +97,7 @@ class AppChats:
 
     def _find_app(self, route: str, model: str) -> str:
         """Return the app that serves ``model``; empty if none does."""
-        app = self._registry.serving_app(route, model)
+        app = self._registry.routes.get((route, model), "")
         plan = self._runs.router.plan
         if not app and plan is not None and self._runs.router.base_model(model) not in plan.models:
             self._registry.check_read()

@@ -24,8 +24,7 @@ from omnibus.task.library import TranscriptSegment, TranscriptWord
 from omnibus.tensors.handle import Item
 from omnibus_gateway.apps.worker_process import WorkerProcess
 from omnibus_gateway.core import ItemStream
-from omnibus_gateway.media.headers.sniff import sniff_content
-from omnibus_gateway.media.inspect import DEFAULT_LIMITS, MediaInfo, accepted_text, inspect_media
+from omnibus_gateway.media.inspect import DEFAULT_LIMITS, MediaInfo, accepted_text, inspect_media, sniff_content
 from omnibus_gateway.openai.errors import client_error
 
 #: Maximum bytes of arrays in one message to a worker; a larger array gets its own message.

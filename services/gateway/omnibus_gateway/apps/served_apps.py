@@ -110,7 +110,8 @@ class Registry:
         self._hire = hire
         self._warm = WarmWorkers(settings.app_workers)
         self._apps: dict[str, ServedApp] = {}
-        self._routes: dict[tuple[str, str], str] = {}
+        #: Apps by route and model.
+        self.routes: dict[tuple[str, str], str] = {}
         self._aside = PendingVersions(settings, store)
         #: Workers that were started to describe an app before its record was written.
         self._expected: list[tuple[AppRecord, WorkerSupervisor]] = []
@@ -193,17 +194,9 @@ class Registry:
         if not self._read:
             raise AppsNotRead("this gateway has not read the registered apps yet: try again in a moment")
 
-    def serving_app(self, route: str, model: str) -> str:
-        """Return the app that serves ``model`` on ``route``; empty if none does."""
-        return self._routes.get((route, model), "")
-
-    def model_routes(self, model: str) -> list[str]:
-        """Return the routes on which an app serves ``model``."""
-        return [route for route, served_model in self._routes if served_model == model]
-
     def model_records(self) -> list[AppRecord]:
         """Return the records of apps that serve a model."""
-        return [self._apps[name].serving for name in dict.fromkeys(self._routes.values())]
+        return [self._apps[name].serving for name in dict.fromkeys(self.routes.values())]
 
     # Changes
 
@@ -297,7 +290,7 @@ class Registry:
             served_app.serving if served_app.worker is not None else served_app.record
             for served_app in self._apps.values()
         ]
-        self._routes = {(route, record.model): record.name for record in app_records for route in record.all_routes}
+        self.routes = {(route, record.model): record.name for record in app_records for route in record.all_routes}
         self._turn.set()
         self._turn = asyncio.Event()
 

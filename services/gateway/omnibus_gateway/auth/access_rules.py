@@ -26,8 +26,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnibus.errors import BadRequest, Forbidden, Unauthorized
 from omnibus.settings import GatewaySettings
+from omnibus_gateway.http.exchange import rejecting_send, sent_authorization
 from omnibus_gateway.http.response import LIVENESS, refuse_request
-from omnibus_gateway.http.websocket import rejecting_send, sent_authorization
 
 #: Shortest admin token, in characters.
 MIN_TOKEN_CHARS = 16

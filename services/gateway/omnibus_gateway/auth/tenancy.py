@@ -20,15 +20,23 @@ from omnibus.service import until_cancelled
 from omnibus.settings import BusSettings, GatewaySettings
 from omnibus.store import SECRET_PREFIX, Store
 from omnibus_gateway.auth.access_rules import AdminAuth, SameOriginMiddleware, bearer_token, is_loopback
+from omnibus_gateway.http.exchange import rejecting_send, sent_authorization
 from omnibus_gateway.http.response import TrackedResponse, refuse_request
-from omnibus_gateway.http.websocket import rejecting_send, sent_authorization
 from omnibus_gateway.routing.router import Router
 from omnibus_gateway.tenancy.admission import Admission
 from omnibus_gateway.tenancy.cost_model import RequestCostModel
-from omnibus_gateway.tenancy.deferred import DeferredWork, LogBudget, revoked_error
 from omnibus_gateway.tenancy.fair_queue import watch_queues
 from omnibus_gateway.tenancy.rate_limits import KEY_LIMITS, GatewayPeers, RateLimits
-from omnibus_gateway.tenancy.tenant import NOBODY, KeyStore, KeyView, Tenant, acting_as
+from omnibus_gateway.tenancy.tenant import (
+    NOBODY,
+    DeferredWork,
+    KeyStore,
+    KeyView,
+    LogBudget,
+    Tenant,
+    acting_as,
+    revoked_error,
+)
 
 #: Paths that require a key, in addition to those below ``/v1/``.
 _KEY_PROTECTED_PREFIXES = ("/openapi.json", "/metrics")

@@ -20,8 +20,7 @@ from omnibus_gateway.openai.batches import (
     ResultLine,
     decode_body_fields,
 )
-from omnibus_gateway.tenancy.deferred import DeferredWork
-from omnibus_gateway.tenancy.tenant import current_tenant
+from omnibus_gateway.tenancy.tenant import DeferredWork, current_tenant
 
 #: Statuses after which a line is retried: there was no room, or an executor was lost.
 _RETRIED = frozenset({429, 503, 507})

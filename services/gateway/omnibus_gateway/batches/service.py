@@ -54,8 +54,14 @@ from omnibus_gateway.openai.batches import (
     parse_lines,
 )
 from omnibus_gateway.openai.errors import client_error
-from omnibus_gateway.tenancy.deferred import DeferredWork, revoked_error
-from omnibus_gateway.tenancy.tenant import Tenant, acting_as, current_tenant, put_counted_job
+from omnibus_gateway.tenancy.tenant import (
+    DeferredWork,
+    Tenant,
+    acting_as,
+    current_tenant,
+    put_counted_job,
+    revoked_error,
+)
 
 #: Seconds of a turn, after which a batch yields to a waiting batch of another tenant with fewer running ones.
 TURN_SECONDS = 5.0

@@ -2,7 +2,7 @@
 
 An executor is replaced if it has no subscriber, replies ``busy``, falls silent or dies. Its nodes move to a route
 without it, as the next attempt, together with the nodes that depend on them. Other nodes continue if their outputs are
-retained (``omnibus_gateway.dispatch.restart``). The client never receives an output twice.
+retained (``omnibus_gateway.dispatch.failures``). The client never receives an output twice.
 
 Late reports of nodes that were still running when their invocation ended.
 """
@@ -39,10 +39,9 @@ from omnibus.metrics import GATEWAY
 from omnibus.recording import dead_letters
 from omnibus.tensors.client import TensorClient
 from omnibus.tensors.handle import Handle
-from omnibus_gateway.dispatch.failures import FailureDetector, Quarantine
+from omnibus_gateway.dispatch.failures import FailureDetector, Quarantine, StageRestarts
 from omnibus_gateway.dispatch.inflight import Again, InflightInvocation, OutputPlayer, Tapes
-from omnibus_gateway.dispatch.remote import RemoteChunks, publish_end, publish_end_to_nodes
-from omnibus_gateway.dispatch.restart import StageRestarts
+from omnibus_gateway.dispatch.remote import RemoteChunks
 from omnibus_gateway.dispatch.retention import OFF, OutputRetention, create_captures
 from omnibus_gateway.routing.executors import ExecutorTable
 
@@ -462,3 +461,24 @@ class Dispatcher:
             self._restarts.feed_nodes(running, again)
         except OmnibusError as unsent:
             running.fail(unsent)
+
+
+def publish_end(bus: Bus, limit: int, over: InvocationEnd, holders: Iterable[tuple[str, InvocationEnd]]) -> None:
+    """Send executors in ``holders`` their end of an invocation, and observers ``over``."""
+    try:
+        for executor, end in holders:
+            (frame,) = messages.join_frames([messages.encode(end)], limit)
+            bus.publish(subjects.edge_subject(executor), frame)
+        # Only observers read this one: the executors were notified above.
+        bus.publish(subjects.end_subject(over.inv), messages.encode(over), lazy=True)
+    except OmnibusError as error:  # holders fall back on the deadline
+        log.warning("end of %s not sent: %s", over.inv, error)
+
+
+def publish_end_to_nodes(bus: Bus, over: InvocationEnd, nodes: Iterable[str]) -> None:
+    """Let the sidecars of other ``nodes`` free the tensors of the invocation."""
+    for node in nodes:
+        try:
+            bus.publish(subjects.node_subject(node), messages.encode(over))
+        except OmnibusError as error:  # memory there is freed at the deadline
+            log.warning("end of %s not sent to node %s: %s", over.inv, node, error)

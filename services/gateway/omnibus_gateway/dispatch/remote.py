@@ -7,10 +7,9 @@ waits for earlier chunks that are still being pulled.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from omnibus.bus import Bus, messages, subjects
-from omnibus.bus.messages import Chunk, InvocationEnd
+from omnibus.bus.messages import Chunk
 from omnibus.bus.pull_log import PullLog
 from omnibus.errors import OmnibusError
 from omnibus.tensors.client import TensorClient
@@ -86,24 +85,3 @@ class RemoteChunks:
                 running.pulled = True
                 await self._tensors.open_tensor(handle, rows, invocation=invocation, deadline=deadline)
         return handle
-
-
-def publish_end(bus: Bus, limit: int, over: InvocationEnd, holders: Iterable[tuple[str, InvocationEnd]]) -> None:
-    """Send executors in ``holders`` their end of an invocation, and observers ``over``."""
-    try:
-        for executor, end in holders:
-            (frame,) = messages.join_frames([messages.encode(end)], limit)
-            bus.publish(subjects.edge_subject(executor), frame)
-        # Only observers read this one: the executors were notified above.
-        bus.publish(subjects.end_subject(over.inv), messages.encode(over), lazy=True)
-    except OmnibusError as error:  # holders fall back on the deadline
-        log.warning("end of %s not sent: %s", over.inv, error)
-
-
-def publish_end_to_nodes(bus: Bus, over: InvocationEnd, nodes: Iterable[str]) -> None:
-    """Let the sidecars of other ``nodes`` free the tensors of the invocation."""
-    for node in nodes:
-        try:
-            bus.publish(subjects.node_subject(node), messages.encode(over))
-        except OmnibusError as error:  # memory there is freed at the deadline
-            log.warning("end of %s not sent to node %s: %s", over.inv, node, error)

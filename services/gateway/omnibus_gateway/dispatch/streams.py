@@ -375,14 +375,14 @@ class ResultStream(ItemStream):
         return {**state, "rows": self.samples} if self.samples else state
 
 
-#: Takes the data and array of an item, and the name of its stream.
-AddItem = Callable[[str, dict[str, Any], np.ndarray | None], None]
+#: Items that are ready together, with the names of their streams.
+Batch = list[tuple[str, Item]]
 
 
 async def merge_streams(
-    streams: Mapping[str, ItemStream], add: AddItem | None = None
-) -> AsyncIterator[list[tuple[str, Item]]]:
-    """Yield the ready items of several streams, in turn; ``add`` takes each item before that."""
+    streams: Mapping[str, ItemStream], add_batch: Callable[[Batch], object] = bool
+) -> AsyncIterator[Batch]:
+    """Yield the ready items of several streams, in turn; ``add_batch`` gets them before that."""
     loop = asyncio.get_running_loop()
     waiter: asyncio.Future[None] = loop.create_future()
 
@@ -395,10 +395,11 @@ async def merge_streams(
     left = dict(streams)
     try:
         while left:
-            batch = _take_batch(left, add)
+            batch = [(name, item) for name, stream in left.items() for item in stream.take_ready()]
             if any(stream.ended for stream in left.values()):
                 left = {name: stream for name, stream in left.items() if not stream.is_exhausted}
             if batch:
+                add_batch(batch)
                 yield batch
             elif left:
                 await waiter
@@ -406,11 +407,3 @@ async def merge_streams(
     finally:
         for stream in streams.values():
             stream.stop()
-
-
-def _take_batch(streams: Mapping[str, ItemStream], add: AddItem | None) -> list[tuple[str, Item]]:
-    batch = [(name, item) for name, stream in streams.items() for item in stream.take_ready()]
-    if add is not None:
-        for name, item in batch:
-            add(name, item.data, item.array)
-    return batch

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from omnibus.errors import BadRequest, NotFound
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.files.uploads import FileUpload, FileUploads
+from omnibus_gateway.http.content import Content, content_response
 from omnibus_gateway.http.exchange import add_routes, json_response, read_request
-from omnibus_gateway.http.response import Content, content_response
 from omnibus_gateway.media.client_files import ClientFile, ClientFiles
 from omnibus_gateway.media.files import FileTicket, MadeFiles, file_not_found_error, owner_hash
 from omnibus_gateway.openai import multipart

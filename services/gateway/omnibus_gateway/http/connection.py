@@ -21,8 +21,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from omnibus.errors import BadRequest, HeadTooLarge, OmnibusError, TooSlow
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.http.direct import ON_LEFT as ON_LEFT
-from omnibus_gateway.http.direct import DirectResponse, DirectRoute
+from omnibus_gateway.http.response import ON_LEFT as ON_LEFT
+from omnibus_gateway.http.response import DirectResponse, DirectRoute
 from omnibus_gateway.openai.errors import error_body, error_headers
 
 #: Maximum bytes that wait for the end of the turn; more are sent at once, so that slow readers are detected in time.

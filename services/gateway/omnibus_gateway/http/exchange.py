@@ -1,33 +1,34 @@
-"""Lifecycle of an HTTP request, for all routes.
+"""Lifecycle of an HTTP request and of a WebSocket, for all routes.
 
-read:   reads the body, up to the limit of the route.
-answer: runs the route while the client is connected. An exception becomes the response.
-count:  counts the outcome once.
+A route gets the body up to its limit, and runs while the client is connected. An exception becomes the response, and
+each outcome is counted once. Routes for plain handlers return a response; their query parameters have errors that name
+them. A rejected handshake of a WebSocket gets a normal HTTP response, and messages have limits in both directions.
 
-Routes for plain handlers, which return a response.
-
-Query parameters, with errors that name them.
+All layers of the gateway report errors in OpenAI's format: authentication, limits, routes and streams. ``DialectEdge``
+converts them on the paths of a ``Dialect``, so that no layer depends on the path.
 """
 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from omnibus.errors import BadRequest, NotFound
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.http.connection import ON_LEFT
-from omnibus_gateway.http.response import JSON, ResponseWriter
+from omnibus_gateway.http.response import JSON, Headers, ResponseWriter
 from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.parse import read_body
-from omnibus_gateway.pricing.headers import PriceOptions, read_price_options, refuse_price_options
+from omnibus_gateway.pricing.meter import PriceOptions, read_price_options, refuse_price_options
 from omnibus_gateway.pricing.quotes import QuoteReady
 
 
@@ -231,3 +232,168 @@ def parse_number(query: dict[str, str], name: str, default: int, least: int, mos
     if not (text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS and least <= int(text) <= most):
         raise BadRequest(f"{name} must be a whole number from {least} to {most}", param=name)
     return int(text)
+
+
+#: Close codes (RFC 6455): clients reconnect after the last two, and not after the others.
+NORMAL, POLICY, SERVER_ERROR, GOING_AWAY, RESTART = 1000, 1008, 1011, 1001, 1012
+#: Seconds for a client to answer a ping, and for the close of a connection.
+PING_SECONDS, CLOSE_SECONDS = 20.0, 5.0
+#: Maximum bytes of a message.
+MAX_MESSAGE_BYTES = 16 << 20
+#: Subprotocol under which a browser, which cannot set headers, sends a key.
+KEY_PROTOCOL = "openai-insecure-api-key."
+
+
+class GatewayWebSocketProtocol(WebSocketsSansIOProtocol):
+    """Connection after its upgrade. Invalid handshakes and stalled connections are closed in time."""
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self.transport.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+            self.transport.close()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self.loop.call_later(CLOSE_SECONDS, self.transport.abort)  # pending writes would keep the connection open
+
+    async def send(self, message: Any) -> None:
+        try:
+            await super().send(message)
+        except RuntimeError:
+            if self.close_sent and message["type"] == "websocket.send":
+                # No pong, or an invalid frame: the server has closed it before the application knows.
+                raise ClientDisconnected from None
+            raise
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
+            self.handshake_complete = True  # otherwise uvicorn would report the end of the application as an error
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
+        self.loop.call_later(CLOSE_SECONDS, self.transport.abort)  # no effect if it is already closed
+
+
+class WebSocketConnection:
+    """One client connection, as a route uses it."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self.closed_code = 0  # close code of the client
+
+    async def accept(self, subprotocol: str | None) -> None:
+        """Complete the handshake."""
+        await self._receive()
+        await self._send({"type": "websocket.accept", "subprotocol": subprotocol, "headers": []})
+
+    async def send_text(self, text: str) -> None:
+        """Send a message when the client has room for it. Raises ``ClientDisconnected``."""
+        await self._send({"type": "websocket.send", "text": text})
+
+    async def receive_text(self) -> str | None:
+        """Return the next message; None after a disconnect. Raises ``BadRequest`` for a binary one."""
+        message = await self._receive()
+        if message["type"] == "websocket.disconnect":
+            self.closed_code = int(message.get("code") or 0)
+            return None
+        text = message.get("text")
+        if text is None:
+            raise BadRequest("Events must be JSON in text messages, not in binary ones.")
+        return str(text)
+
+    async def close(self, code: int, reason: str) -> None:
+        """Close it, unless the client has closed it or does not read."""
+        try:
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._send({"type": "websocket.close", "code": code, "reason": reason})
+        except (ClientDisconnected, RuntimeError, TimeoutError):
+            pass
+
+
+def rejecting_send(scope: Scope, send: Send) -> Send:
+    """Return a ``send`` that also rejects WebSocket handshakes."""
+    if scope["type"] != "websocket":
+        return send
+
+    def send_rejection(message: Message) -> Any:
+        return send({**message, "type": f"websocket.{message['type']}"})
+
+    return send_rejection
+
+
+def sent_authorization(scope: Scope) -> str:
+    """Return the ``Authorization`` header; in a handshake, also the key in a browser's subprotocol."""
+    header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+    if header or scope["type"] != "websocket":
+        return header
+    return next((f"Bearer {key}" for key in _protocol_keys(scope)), "")
+
+
+def _protocol_keys(scope: Scope) -> list[str]:
+    return [each.removeprefix(KEY_PROTOCOL) for each in scope["subprotocols"] if each.startswith(KEY_PROTOCOL)]
+
+
+_CLIENT_ERROR = 400
+_EVENT, _DATA = b'data: {"error":', b"data: "
+
+
+class Dialect(Protocol):
+    """An API with its own headers and errors."""
+
+    prefix: str  # of its paths; ends with a slash
+
+    def request_headers(self, headers: Headers) -> Headers:
+        """Convert the headers of a request."""
+
+    def response_headers(self, headers: Headers) -> Headers:
+        """Convert the headers of a response."""
+
+    def convert_error(self, body: bytes, status: int) -> bytes:
+        """Convert an error in OpenAI's format. In the middle of a stream, ``status`` is 0."""
+
+    def frame_error(self, body: bytes) -> bytes:
+        """Return the part of a stream with the converted error ``body``."""
+
+
+class DialectEdge:
+    """Wraps ``application``: requests on the paths of ``dialects`` get their errors."""
+
+    def __init__(self, application: ASGIApp, *dialects: Dialect) -> None:
+        self._application = application
+        self._dialects = dialects
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            path = f"{scope['path']}/"
+            for dialect in self._dialects:
+                if path.startswith(dialect.prefix):
+                    scope["headers"] = dialect.request_headers(scope["headers"])
+                    send = _DialectResponse(dialect, send).send
+                    break
+        await self._application(scope, receive, send)
+
+
+class _DialectResponse:
+    """One response, whose errors are converted."""
+
+    def __init__(self, dialect: Dialect, send: Send) -> None:
+        self._dialect = dialect
+        self._send = send
+        self._error_head: dict[str, Any] | None = None  # sent with the error's body
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = self._dialect.response_headers(message["headers"])
+            if message["status"] >= _CLIENT_ERROR:
+                self._error_head = message
+                return
+        elif self._error_head is not None:
+            head, self._error_head = self._error_head, None
+            message["body"] = self._dialect.convert_error(message.get("body", b""), head["status"])
+            head["headers"] = [each for each in head["headers"] if each[0] != b"content-length"]
+            head["headers"].append((b"content-length", b"%d" % len(message["body"])))
+            await self._send(head)
+        elif message.get("body", b"").startswith(_EVENT):
+            error = self._dialect.convert_error(message["body"].removeprefix(_DATA), 0)
+            message["body"] = self._dialect.frame_error(error)
+        await self._send(message)

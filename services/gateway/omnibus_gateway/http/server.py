@@ -12,8 +12,8 @@ import uvicorn
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.http.connection import ON_LEFT as ON_LEFT
 from omnibus_gateway.http.connection import ConnectionLimits, LimitedHttpProtocol
-from omnibus_gateway.http.direct import DirectRoute
-from omnibus_gateway.http.websocket import MAX_MESSAGE_BYTES, PING_SECONDS, GatewayWebSocketProtocol
+from omnibus_gateway.http.exchange import MAX_MESSAGE_BYTES, PING_SECONDS, GatewayWebSocketProtocol
+from omnibus_gateway.http.response import DirectRoute
 
 #: Seconds for the TLS handshake of a connection that is accepted while the server closes.
 TLS_HANDSHAKE_SECONDS = 2.0

@@ -26,8 +26,7 @@ from omnibus.errors import BadRequest, Conflict, LimitReached, NotFound, Storage
 from omnibus.settings import GatewaySettings
 from omnibus.store import AccountTotal, Store, TenantAccount
 from omnibus_gateway.media.files import is_file_id, new_secret_id
-from omnibus_gateway.media.headers.sniff import sniff_content
-from omnibus_gateway.media.inspect import accepted_text
+from omnibus_gateway.media.inspect import accepted_text, sniff_content
 from omnibus_gateway.media.object_storage import ObjectStorage, StoredObject
 from omnibus_gateway.openai.messages import FILE_PART, MediaRef
 from omnibus_gateway.tenancy.tenant import current_tenant

@@ -1,26 +1,185 @@
 """The one fetcher: only this module of the system opens URLs.
 
-``urls`` parses a URL once, and ``ssrf`` checks every address to which it resolves. The connection is opened to a
-checked address, so a name that resolves differently later gains nothing. Each redirect starts again. HTTP is
-implemented by h11, which uvicorn already requires.
+A ``UrlTarget`` is parsed once, and both checked and connected to. Anything unusual is rejected, not repaired. The
+connection is opened to a checked address, so a name that resolves differently later gains nothing. Data URLs (RFC 2397)
+may have any common variant of base64 (RFC 2045; RFC 4648, section 5).
 """
 
 import asyncio
 import functools
 import logging
+import re
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from ipaddress import ip_address
-from urllib.parse import urljoin
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from urllib.parse import quote, urljoin
 
 import h11
+import msgspec
 
 from omnibus.errors import BadMedia, BadRequest, TooLarge
-from omnibus_gateway.media import urls
-from omnibus_gateway.media.urls import Inline, decode_data_url, is_allowed
+from omnibus_gateway.openai.messages import Inline, decode_data_url
 from omnibus_gateway.tenancy import tenant as tenants
 from omnibus_gateway.tenancy.body_budget import TenantSlots
+
+Address = IPv4Address | IPv6Address
+
+# Reachable only with ``allow_private``, for development: the machine itself and private networks.
+_PRIVATE_NETWORKS = tuple(
+    ip_network(block)
+    for block in ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7")
+)
+
+# Never reachable. Sources: the IANA special-purpose address registries for IPv4 and IPv6. The list is explicit because
+# ``ipaddress.is_global`` changed between patch releases of Python 3.11.
+_BLOCKED_NETWORKS = tuple(
+    ip_network(block)
+    for block in (
+        "0.0.0.0/8",
+        "100.64.0.0/10",  # carrier-grade NAT; cloud metadata of one provider
+        "168.63.129.16/32",  # a cloud's host service on a public address
+        "169.254.0.0/16",  # link-local: most cloud metadata
+        "192.0.0.0/24",
+        "192.0.2.0/24",
+        "192.88.99.0/24",
+        "198.18.0.0/15",
+        "198.51.100.0/24",
+        "203.0.113.0/24",
+        "224.0.0.0/4",
+        "240.0.0.0/4",
+        "2001::/23",  # Teredo, ORCHID and other protocol assignments
+        "2001:db8::/32",
+        "2002::/16",  # 6to4 embeds an IPv4 address
+        "3fff::/20",
+        "fd00:ec2::/32",  # cloud metadata inside the private range
+    )
+)
+
+# All other addresses are mapped (::ffff:0:0/96), NAT64 (64:ff9b::/96), link-local, multicast or unassigned.
+_PUBLIC_V6 = ip_network("2000::/3")
+
+_LOCAL_NAMES = frozenset({"localhost", "metadata", "instance-data", "metadata.goog"})
+_LOCAL_SUFFIXES = (".localhost", ".local", ".internal", ".svc", ".home.arpa")
+
+
+def is_allowed(address: Address, *, allow_private: bool = False) -> bool:
+    """Return True if a connection to ``address`` may be opened."""
+    if any(address in block for block in _BLOCKED_NETWORKS):
+        return False
+    if any(address in block for block in _PRIVATE_NETWORKS):
+        return allow_private
+    return address.version == 4 or address in _PUBLIC_V6
+
+
+def is_local_name(host: str) -> bool:
+    """Return True for names of this machine, cluster or metadata services.
+
+    ``host`` must be in lower case.
+    """
+    return host in _LOCAL_NAMES or host.endswith(_LOCAL_SUFFIXES)
+
+
+MAX_URL_CHARS = 8192  # characters; data URLs do not come here
+
+_URL = re.compile(
+    r"(?P<scheme>https?)://(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<host>[a-z0-9._-]+))(?::(?P<port>[0-9]{1,5}))?"
+    r"(?P<path>/[^?#]*)?(?P<query>\?[^#]*)?(?:#.*)?",
+    re.IGNORECASE,
+)
+_FORBIDDEN = re.compile(r"[\x00-\x20\x7f\\]")
+_NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")
+_PRINTABLE = "".join(map(chr, range(0x21, 0x7F)))
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+class UrlRules(msgspec.Struct, frozen=True):
+    """Rules for accepted media URLs. The defaults are for production."""
+
+    allow_http: bool = False
+    allow_private: bool = False  # loopback and private networks, for development
+    ports: frozenset[int] | None = frozenset({80, 443})  # None: any port
+
+
+class UrlTarget(msgspec.Struct, frozen=True):
+    """One HTTP request target: lower-case ASCII ``host`` without brackets, ``path`` with its query."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+    @property
+    def address(self) -> Address | None:
+        """The address if ``host`` is an IP literal, else None."""
+        try:
+            return ip_address(self.host)
+        except ValueError:
+            return None
+
+    @property
+    def authority(self) -> str:
+        """The ``Host`` header."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+def parse_url(url: str, rules: UrlRules, param: str = "") -> UrlTarget:
+    """Parse ``url`` strictly. Raises ``BadRequest`` with fixed text; the URL is never echoed."""
+    match = None if len(url) > MAX_URL_CHARS or _FORBIDDEN.search(url) else _URL.fullmatch(url)
+    if match is None:
+        raise BadRequest(_url_error(url), param=param)
+    scheme = match["scheme"].lower()
+    if scheme == "http" and not rules.allow_http:
+        raise BadRequest("Plain http media URLs are disabled here: use https or a data URL.", param=param)
+    target = UrlTarget(scheme, _parse_host(match, param), _parse_port(match, rules, param), _parse_path(match))
+    _check_host(target, rules, param)
+    return target
+
+
+def _url_error(url: str) -> str:
+    if len(url) > MAX_URL_CHARS:
+        return f"The media URL is longer than {MAX_URL_CHARS} characters: use a shorter URL or a data URL."
+    if not url[:8].lower().startswith(("http://", "https://")):
+        return "Only https and data URLs are accepted for media."
+    if "@" in url.split("/", 3)[2]:
+        return "The media URL contains a user name or password: remove it."
+    return "The media URL is malformed: spaces, backslashes and non-ASCII host names are not accepted."
+
+
+def _parse_host(match: re.Match[str], param: str) -> str:
+    host = (match["v6"] or match["host"]).lower().removesuffix(".")
+    labels = host.split(".")
+    bad_name = match["v6"] is None and (len(host) > 253 or not all(0 < len(label) < 64 for label in labels))
+    # A name whose last label is a number is an address in disguise (2130706433, 0177.0.0.1, 0x7f.1).
+    if bad_name or match["v6"] is not None or _NUMBER.fullmatch(labels[-1]):
+        try:
+            return str(ip_address(host))
+        except ValueError:
+            raise BadRequest("The media URL's host is not a valid name or address.", param=param) from None
+    return host
+
+
+def _parse_port(match: re.Match[str], rules: UrlRules, param: str) -> int:
+    port = int(match["port"] or _DEFAULT_PORTS[match["scheme"].lower()])
+    if not 0 < port < 65536 or (rules.ports is not None and port not in rules.ports):
+        raise BadRequest("The media URL's port is not allowed here.", param=param)
+    return port
+
+
+def _parse_path(match: re.Match[str]) -> str:
+    return quote((match["path"] or "/") + (match["query"] or ""), safe=_PRINTABLE)
+
+
+def _check_host(target: UrlTarget, rules: UrlRules, param: str) -> None:
+    address = target.address
+    if address is None:
+        is_refused = is_local_name(target.host) and not rules.allow_private
+    else:
+        is_refused = not is_allowed(address, allow_private=rules.allow_private)
+    if is_refused:
+        raise BadRequest("The media URL's host is not reachable from here.", param=param)
+
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +202,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _UNREACHABLE_MESSAGE = "The media URL could not be fetched: check that it is public and reachable, or send a data URL."
 
 
-class FetchRules(urls.UrlRules, frozen=True):
+class FetchRules(UrlRules, frozen=True):
     """Rules for fetches and their times in seconds."""
 
     redirects: int = 3
@@ -109,7 +268,7 @@ class Fetcher:
 
     async def _follow_redirects(self, url: str, limit: int, param: str) -> bytes:
         for _ in range(self._rules.redirects + 1):
-            target = urls.parse_url(url, self._rules, param)
+            target = parse_url(url, self._rules, param)
             answer = await self._fetch_target(target, limit, param)
             if isinstance(answer, bytes):
                 return answer
@@ -119,7 +278,7 @@ class Fetcher:
                 raise BadMedia("The media URL redirects to a malformed address.", param=param) from None
         raise BadMedia(f"The media URL redirects more than {self._rules.redirects} times.", param=param)
 
-    async def _fetch_target(self, target: urls.UrlTarget, limit: int, param: str) -> bytes | str:
+    async def _fetch_target(self, target: UrlTarget, limit: int, param: str) -> bytes | str:
         reader, writer = await self._open_connection(target, await self._resolve_addresses(target, param))
         try:
             return await _HttpExchange(reader, writer, limit, param).get(target)
@@ -127,7 +286,7 @@ class Fetcher:
             # Not close(): a TLS goodbye to a stalled server would wait.
             writer.transport.abort()
 
-    async def _resolve_addresses(self, target: urls.UrlTarget, param: str) -> Sequence[str]:
+    async def _resolve_addresses(self, target: UrlTarget, param: str) -> Sequence[str]:
         if target.address is not None:
             return [target.host]
         addresses = await self._resolve(target.host, target.port)
@@ -137,7 +296,7 @@ class Fetcher:
             raise BadRequest("The media URL's host is not reachable from here.", param=param)
         return addresses[:_MAX_ADDRESSES]
 
-    async def _open_connection(self, target: urls.UrlTarget, addresses: Sequence[str]) -> Streams:
+    async def _open_connection(self, target: UrlTarget, addresses: Sequence[str]) -> Streams:
         tls = self._tls if target.scheme == "https" else None
         name = target.host if tls else None
         failure: OSError | None = None
@@ -162,7 +321,7 @@ class _HttpExchange:
         self._raw = 0  # bytes received
         self._events = 0
 
-    async def get(self, target: urls.UrlTarget) -> bytes | str:
+    async def get(self, target: UrlTarget) -> bytes | str:
         """Return the body, or the location of a redirect."""
         self._send_request(target)
         response = await self._read_response()
@@ -172,7 +331,7 @@ class _HttpExchange:
         self._check_response(response.status_code, headers)
         return await self._read_body()
 
-    def _send_request(self, target: urls.UrlTarget) -> None:
+    def _send_request(self, target: UrlTarget) -> None:
         # identity: without decompression there is no decompression bomb.
         headers = [
             ("Host", target.authority),

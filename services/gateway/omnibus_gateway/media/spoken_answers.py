@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 import numpy as np
@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from omnibus.encoding import audio
 from omnibus.encoding.audio import MIME, SoundFormat, StreamingAudioEncoder
-from omnibus.errors import BadRequest, LimitReached, OmnibusError
+from omnibus.errors import LimitReached, OmnibusError
 from omnibus.store import OVERHEAD_BYTES, SpokenAnswer, Store, TenantAccount
 from omnibus_gateway.media.files import MadeFiles, UnwrittenFile
 from omnibus_gateway.openai.chat_request import AssistantMessage, ChatRequest, Message
+from omnibus_gateway.openai.messages import answer_references, unknown_audio_error
 from omnibus_gateway.tenancy import tenant as tenants
 
 log = logging.getLogger(__name__)
@@ -177,23 +178,6 @@ class SpokenAnswers:
                 raise unknown_audio_error(index)
             messages[index] = AssistantMessage(content=answers[id].transcript)
         return msgspec.structs.replace(request, messages=messages)
-
-
-def answer_references(request: ChatRequest) -> Iterator[tuple[int, str]]:
-    """Yield messages that only refer to an earlier answer, with its id."""
-    for index, message in enumerate(request.messages):
-        if not isinstance(message, AssistantMessage) or message.audio is None:
-            continue
-        if not message.content and message.refusal is None:
-            yield index, message.audio.id
-
-
-def unknown_audio_error(index: int) -> BadRequest:
-    """Return the error for message ``index``, whose audio id is unknown."""
-    return BadRequest(
-        "Unknown or expired audio id: send the transcript of that answer as content.",
-        param=f"messages[{index}].audio.id",
-    )
 
 
 #: Formats that take negligible time.

@@ -15,7 +15,7 @@ from omnibus_gateway.openai.chat_request import (
     Temperature,
 )
 from omnibus_gateway.openai.chat_response import TokenLogprob
-from omnibus_gateway.openai.tools import MAX_TOOLS, FunctionTool, Id, Name
+from omnibus_gateway.openai.options import MAX_TOOLS, FunctionTool, Id, Name
 
 PREFIX = "/api/"
 CHAT, GENERATE, EMBED, EMBEDDINGS, SHOW = (

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from omnibus.encoding.audio import SoundFormat
 from omnibus_gateway.openai.chat_response import OPENAI_ENCODERS, AnswerEncoders
-from omnibus_gateway.openai.tools import (
+from omnibus_gateway.openai.options import (
     MAX_TOOLS,
     AllowedToolChoice,
     FunctionTool,
@@ -27,11 +27,11 @@ from omnibus_gateway.openai.tools import (
     ResponseFormat,
     ToolCall,
     ToolChoice,
+    VllmParams,
 )
-from omnibus_gateway.openai.vllm_params import VllmParams
 
 ImageDetail = Literal["auto", "low", "high", "original"]
-#: Short names of the formats in which audio is accepted: those of ``omnibus_gateway.media.headers.sniff``.
+#: Short names of the formats in which audio is accepted: those of ``omnibus_gateway.media.inspect``.
 InputFormat = Literal[
     "wav", "mp3", "flac", "ogg", "opus", "aac", "m4a", "mp4", "webm", "mpeg", "mpga", "oga", "mka", "mkv", "mov", "3gp",
     "aiff", "au", "caf", "amr", "w64", "avi",

@@ -14,7 +14,7 @@ from omnibus.errors import OmnibusError, ProblemDetails
 from omnibus.pricing import RequestUsage
 from omnibus.structured.calls import CallPart, CallReader
 from omnibus_gateway.openai.errors import error_body
-from omnibus_gateway.openai.tools import CallDelta, CallDeltaFunction
+from omnibus_gateway.openai.options import CallDelta, CallDeltaFunction
 
 FinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
 

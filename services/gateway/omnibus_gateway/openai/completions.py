@@ -25,8 +25,8 @@ from omnibus_gateway.openai.chat_request import (
     UserMessage,
 )
 from omnibus_gateway.openai.chat_response import FinishReason, TokenLogprob, Usage, build_usage
+from omnibus_gateway.openai.options import VllmParams, check_vllm_params
 from omnibus_gateway.openai.parse import decode_body
-from omnibus_gateway.openai.vllm_params import VllmParams, check_vllm_params
 
 PATH = "/v1/completions"
 

@@ -27,8 +27,7 @@ from omnibus_gateway.openai.chat_request import (
     FunctionMessage,
     Message,
 )
-from omnibus_gateway.openai.tools import check_response_format, check_tools
-from omnibus_gateway.openai.vllm_params import GUIDED, check_vllm_params
+from omnibus_gateway.openai.options import GUIDED, check_response_format, check_tools, check_vllm_params
 from omnibus_gateway.tenancy import body_budget
 from omnibus_gateway.tenancy.body_budget import Upload
 
@@ -206,7 +205,7 @@ _OWN_PIECE_BYTES = 4 << 10
 _MAX_QUOTED_CHARS = 160  # limit of the client's text that an error may repeat
 
 
-#: Fields of ``vllm_params.check_vllm_params``, read in one call.
+#: Fields of ``check_vllm_params``, read in one call.
 _VLLM_FIELDS = (
     "structured_outputs", *GUIDED, "min_tokens", "truncate_prompt_tokens", "add_generation_prompt",
     "continue_final_message", "echo", "best_of", "prompt_logprobs", "priority", "mm_processor_kwargs",

@@ -15,8 +15,16 @@ from omnibus.pricing import RequestUsage, stage_usage, sum_stages
 from omnibus.profile import ModelProfile
 from omnibus.store import Store
 from omnibus.task import CompositeTask, Segment
-from omnibus_gateway.pricing.headers import PriceOptions
-from omnibus_gateway.pricing.meter import COMPLETION, SIZES, SPEECH, WORK, Estimates, UsageMeter, apply_estimates
+from omnibus_gateway.pricing.meter import (
+    COMPLETION,
+    SIZES,
+    SPEECH,
+    WORK,
+    Estimates,
+    PriceOptions,
+    UsageMeter,
+    apply_estimates,
+)
 from omnibus_gateway.routing.assignment import ModelPart
 from omnibus_gateway.routing.router import Router
 

@@ -25,8 +25,7 @@ from omnibus.recording.sessions import (
     encode_entries,
     read_session,
 )
-from omnibus_gateway.tenancy.deferred import LogBudget
-from omnibus_gateway.tenancy.tenant import current_tenant
+from omnibus_gateway.tenancy.tenant import LogBudget, current_tenant
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,7 @@
-"""Realtime sessions of one gateway: opening, resuming, time limits, and closing.
+"""Realtime sessions of one gateway (``/v1/realtime``): opening, resuming, limits, and closing.
 
-Limits of one session: bytes in memory, events per second, and the rate of its API key.
+Sessions run over WebSockets, and browsers open them with client secrets. One session has limits of its bytes in memory,
+its events per second, and the rate of its API key.
 """
 
 import asyncio
@@ -8,8 +9,14 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.utils import ClientDisconnected
 
 from omnibus.bus import Bus
@@ -18,12 +25,43 @@ from omnibus.metrics import GATEWAY
 from omnibus.recording.sessions import read_session
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.http import websocket
-from omnibus_gateway.http.websocket import WebSocketConnection
+from omnibus_gateway.auth.access_rules import bearer_token
+from omnibus_gateway.http.exchange import (
+    CLOSE_SECONDS,
+    GOING_AWAY,
+    NORMAL,
+    POLICY,
+    RESTART,
+    SERVER_ERROR,
+    PostRequest,
+    PostRoute,
+    WebSocketConnection,
+    rejecting_send,
+    sent_authorization,
+)
+from omnibus_gateway.http.response import JSON, ResponseWriter, refuse_request
 from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.realtime.client_events import read_event_id
-from omnibus_gateway.openai.realtime.session import SessionConfig, SessionKind, SessionUpdate
-from omnibus_gateway.realtime.config import TRANSCRIBES, ModelAbilities, apply_update, default_config
+from omnibus_gateway.openai.realtime.session import (
+    PATH,
+    SessionConfig,
+    SessionKind,
+    SessionUpdate,
+    encode_client_secret,
+    parse_client_secret_request,
+)
+from omnibus_gateway.realtime.config import (
+    TRANSCRIBES,
+    ClientSecrets,
+    ModelAbilities,
+    ResumeToken,
+    apply_update,
+    check_update,
+    default_config,
+    new_session_id,
+    parse_event_number,
+)
+from omnibus_gateway.realtime.conversation import Event
 from omnibus_gateway.realtime.event_sender import (
     IDLE_TIMEOUT,
     SESSION_EXPIRED,
@@ -32,20 +70,23 @@ from omnibus_gateway.realtime.event_sender import (
     SessionLog,
     claim_log,
 )
-from omnibus_gateway.realtime.response_events import Event
 from omnibus_gateway.realtime.restored import RestoredSession
 from omnibus_gateway.realtime.session import RealtimeSession
 from omnibus_gateway.realtime.speech_detectors import DetectorFactory, SpeechDetectors
-from omnibus_gateway.realtime.tokens import ResumeToken, new_session_id, parse_event_number
 from omnibus_gateway.realtime.transcriber import require_hearing
 from omnibus_gateway.realtime.turns import SessionContext
 from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.recognition import RecordingReader
 from omnibus_gateway.tenancy.body_budget import current_upload
-from omnibus_gateway.tenancy.deferred import LogBudget, revoked_error
-from omnibus_gateway.tenancy.open_sockets import OpenSockets, response_limit, wait_revoked
-from omnibus_gateway.tenancy.rate_limits import RateLimits
-from omnibus_gateway.tenancy.tenant import current_tenant
+from omnibus_gateway.tenancy.rate_limits import KEY_LIMITS, RateLimits
+from omnibus_gateway.tenancy.tenant import (
+    LogBudget,
+    OpenSockets,
+    current_tenant,
+    response_limit,
+    revoked_error,
+    wait_revoked,
+)
 
 #: Maximum events per second of one client; further events wait.
 MAX_EVENTS_PER_SECOND = 1000
@@ -105,7 +146,7 @@ RESUME_MODES = ("off", "requested", "always")
 #: Seconds that a client may take to read its events.
 STALLED_SECONDS = 30.0
 #: Codes with which a client closes a session for good.
-_FINAL_CLOSES = (websocket.NORMAL, websocket.GOING_AWAY)
+_FINAL_CLOSES = (NORMAL, GOING_AWAY)
 
 
 class SessionEnd(NamedTuple):
@@ -232,7 +273,7 @@ class Realtime(OpenSockets):
         """Run a session on an accepted connection until one side ends it."""
         outbox = EventSender(connection.send_text, STALLED_SECONDS, opened_session.log)
         session = self._create_session(opened_session, outbox, limits)
-        end = SessionEnd(websocket.SERVER_ERROR, "internal error", over="internal error")
+        end = SessionEnd(SERVER_ERROR, "internal error", over="internal error")
         try:
             if opened_session.restored is None:
                 session.begin(str(opened_session.token) if opened_session.token else "", current_tenant().name)
@@ -283,7 +324,7 @@ class Realtime(OpenSockets):
             done_tasks, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not done_tasks:
                 error = EventRefused("The session reached its maximum duration: open another one.", SESSION_EXPIRED)
-                return SessionEnd(websocket.GOING_AWAY, "session expired", error, over="expired")
+                return SessionEnd(GOING_AWAY, "session expired", error, over="expired")
             return next(iter(done_tasks)).result()
         finally:
             for task in tasks:
@@ -299,7 +340,7 @@ class Realtime(OpenSockets):
                 if session.is_responding:
                     continue
                 error = EventRefused(f"The client has sent nothing for {idle:g} s.", IDLE_TIMEOUT)
-                return SessionEnd(websocket.NORMAL, "idle", error, over="idle")
+                return SessionEnd(NORMAL, "idle", error, over="idle")
             except OmnibusError as error:
                 session.post_error(error)
                 continue
@@ -308,7 +349,7 @@ class Realtime(OpenSockets):
             try:
                 await session.handle_text(text)
             except TooSlow as error:
-                return SessionEnd(websocket.POLICY, error.message, over="slow")
+                return SessionEnd(POLICY, error.message, over="slow")
             except Exception as error:  # noqa: BLE001 the client gets it
                 session.post_error(client_error(error, session.id), read_event_id(text))
             await pace.wait()
@@ -320,7 +361,7 @@ class Realtime(OpenSockets):
         if end.error is not None:
             session.post_error(end.error)
         try:
-            async with asyncio.timeout(websocket.CLOSE_SECONDS):
+            async with asyncio.timeout(CLOSE_SECONDS):
                 await outbox.flush_texts()
         except (ClientDisconnected, TimeoutError, OmnibusError):
             pass  # the client does not read, or has resumed the session elsewhere
@@ -329,7 +370,7 @@ class Realtime(OpenSockets):
     async def _wait_drained(self, session: RealtimeSession) -> SessionEnd:
         await self.wait_stop()
         await session.wait_responses()
-        return SessionEnd(websocket.RESTART, "the gateway is stopping")
+        return SessionEnd(RESTART, "the gateway is stopping")
 
 
 def _check_opens(token: ResumeToken, restored_session: RestoredSession) -> None:
@@ -349,16 +390,115 @@ def _check_goes_on(restored_session: RestoredSession) -> None:
 
 async def _wait_key_revoked(limits: RateLimits | None) -> SessionEnd:
     await wait_revoked(limits)
-    return SessionEnd(websocket.POLICY, "the API key was revoked", revoked_error(), over="revoked")
+    return SessionEnd(POLICY, "the API key was revoked", revoked_error(), over="revoked")
 
 
 async def _send_events(outbox: EventSender) -> SessionEnd:
     try:
         await outbox.send_texts()
     except TooSlow as error:
-        return SessionEnd(websocket.POLICY, error.message, over="slow")
+        return SessionEnd(POLICY, error.message, over="slow")
     except Conflict:
-        return SessionEnd(websocket.POLICY, "the session continues on another connection")
+        return SessionEnd(POLICY, "the session continues on another connection")
     except ClientDisconnected:
         pass
     return SessionEnd()
+
+
+#: The subprotocol that browsers name.
+_SUBPROTOCOL = "realtime"
+_QUERY = frozenset({"model", "intent", "resumable", "resume", "last_event_id"})
+_REFUSED_QUERY = {
+    "call_id": "calls over WebRTC or SIP are not supported: open a session with model",
+}
+
+
+class RealtimeRoute:
+    """Accepts handshakes; ``omnibus_gateway.realtime`` handles the sessions."""
+
+    def __init__(self, realtime: Realtime, secrets: ClientSecrets) -> None:
+        self._realtime = realtime
+        self._secrets = secrets
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        connection, is_accepted = WebSocketConnection(receive, send), False
+        try:
+            if scope["path"] != PATH:
+                raise NotFound("there is no WebSocket at this path")
+            session = await self._open_session(scope)
+            with self._realtime.admit():
+                await connection.accept(_SUBPROTOCOL if _SUBPROTOCOL in scope["subprotocols"] else None)
+                is_accepted = True
+                if session.restored is None:
+                    GATEWAY.realtime_sessions.labels(session.config.model).inc()
+                await self._realtime.serve(connection, session, scope.get(KEY_LIMITS))
+        except OmnibusError as error:
+            if is_accepted:  # later errors are events, as long as the client reads them
+                log.warning("a realtime session ended: %s", error)
+            else:
+                await refuse_request(rejecting_send(scope, send), error)
+
+    async def _open_session(self, scope: Scope) -> OpenedSession:
+        """Raises ``BadRequest``, ``NotFound``, ``Unauthorized``, ``StoreUnavailable`` and ``BusUnavailable``."""
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        for name in query:
+            if name not in _QUERY:
+                hint = _REFUSED_QUERY.get(name, "unknown parameter, omit it")
+                raise BadRequest(f"{name[:64]}: {hint}.", param=name[:64])
+        if query.get("resumable", "false") not in ("true", "false"):
+            raise BadRequest("resumable must be true or false.", param="resumable")
+        update = await self._secrets.find_update(bearer_token(sent_authorization(scope)))
+        if "resume" in query:
+            return await self._realtime.resume_session(
+                ResumeToken.parse(query["resume"]), query.get("last_event_id", "")
+            )
+        if "last_event_id" in query:
+            raise BadRequest("last_event_id requires resume: send it too.", param="last_event_id")
+        kind = _choose_kind(query.get("intent", ""), update)
+        model = _choose_model(query.get("model", ""), update, kind)
+        return self._realtime.open_session(model, update, kind, resumable=query.get("resumable") == "true")
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Answer plain HTTP requests to this path with 426."""
+        app.add_route(PATH, _require_upgrade, methods=["GET"], include_in_schema=False)
+
+
+def _choose_kind(intent: str, update: SessionUpdate | None) -> SessionKind:
+    if intent not in ("", "transcription"):
+        raise BadRequest("intent must be transcription, or omitted.", param="intent")
+    if update is not None and intent and update.type != intent:
+        raise BadRequest(f"The client secret is only for sessions of type {update.type!r}.", param="intent")
+    return "transcription" if intent else update.type if update is not None else "realtime"
+
+
+def _choose_model(model_name: str, update: SessionUpdate | None, kind: SessionKind) -> str:
+    """Return the model of a session; a transcription may name it later."""
+    model = model_name or (update.model if update is not None and update.model else "")
+    if not model and kind == "realtime":
+        raise BadRequest("Missing required parameter: 'model'.", param="model")
+    return str(model)
+
+
+async def _require_upgrade(_: Request) -> Response:
+    raise HTTPException(426, "open a WebSocket at this path", headers={"Upgrade": "websocket"})
+
+
+class ClientSecretRoute(PostRoute):
+    """Creates client secrets."""
+
+    def __init__(self, settings: GatewaySettings, realtime: Realtime, secrets: ClientSecrets) -> None:
+        super().__init__(settings)
+        self._realtime = realtime
+        self._secrets = secrets
+
+    async def handle_request(self, post: PostRequest, sending: ResponseWriter) -> None:
+        secret_request = parse_client_secret_request(post.body)
+        update = secret_request.session or SessionUpdate(type="realtime")
+        session_view: dict[str, Any] = {"type": update.type, "object": "realtime.session"}
+        if update.model or update.type == "transcription":
+            config, _ = self._realtime.begin_config(update.model or "", update, update.type)
+            session_view = config.to_event(None, 0)
+        else:
+            check_update(update)
+        secret = await self._secrets.create(secret_request, session_view)
+        await sending.send_body(JSON, encode_client_secret(secret))

@@ -23,19 +23,19 @@ from omnibus_gateway.openai.realtime.session import (
     encode_event,
     is_given,
 )
-from omnibus_gateway.realtime.config import apply_options, apply_update
+from omnibus_gateway.realtime.config import apply_options, apply_update, event_id
 from omnibus_gateway.realtime.conversation import (
     Conversation,
     ConversationItem,
+    Event,
     ItemPart,
     build_item,
     decode_base64,
+    encode_events,
 )
 from omnibus_gateway.realtime.event_sender import EventSender, describe_error, require_item
 from omnibus_gateway.realtime.input_turns import InputTurns, SpeechEdge
-from omnibus_gateway.realtime.response_events import Event, encode_events
 from omnibus_gateway.realtime.restored import RestoredSession, to_logged
-from omnibus_gateway.realtime.tokens import event_id
 from omnibus_gateway.realtime.transcriber import InputTranscriber
 from omnibus_gateway.realtime.turn import CLIENT_CANCELLED, TURN_DETECTED
 from omnibus_gateway.realtime.turns import SessionContext, SessionTurns, new_id

@@ -15,9 +15,8 @@ from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.realtime.session import InputTranscription
 from omnibus_gateway.openai.transcriptions import SYSTEM, convert_usage, instruct_transcription
 from omnibus_gateway.realtime.config import to_wav
-from omnibus_gateway.realtime.conversation import ConversationItem, encode_base64
+from omnibus_gateway.realtime.conversation import ConversationItem, Event, encode_base64
 from omnibus_gateway.realtime.event_sender import describe_error
-from omnibus_gateway.realtime.response_events import Event
 from omnibus_gateway.realtime.turn import KnownOutput
 from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.chat_response import open_output_streams

@@ -31,9 +31,7 @@ from omnibus_gateway.openai import chat_request as chat
 from omnibus_gateway.openai.chat_request import ChatRequest, ImageUrl, Message
 from omnibus_gateway.openai.chat_response import call_id
 from omnibus_gateway.openai.errors import client_error
-from omnibus_gateway.openai.realtime.session import RealtimeTool, SessionConfig
-from omnibus_gateway.openai.responses.items import FlatNamedChoice
-from omnibus_gateway.openai.tools import (
+from omnibus_gateway.openai.options import (
     FunctionCall,
     FunctionDefinition,
     FunctionName,
@@ -43,10 +41,18 @@ from omnibus_gateway.openai.tools import (
     ToolChoice,
     check_tools,
 )
+from omnibus_gateway.openai.realtime.session import RealtimeTool, SessionConfig
+from omnibus_gateway.openai.responses.items import FlatNamedChoice
 from omnibus_gateway.realtime.config import encoder_format, to_wav
-from omnibus_gateway.realtime.conversation import ConversationItem, ItemPart, encode_base64
+from omnibus_gateway.realtime.conversation import (
+    ConversationItem,
+    Event,
+    ItemPart,
+    ResponseEvents,
+    encode_base64,
+    incomplete_details,
+)
 from omnibus_gateway.realtime.event_sender import describe_error
-from omnibus_gateway.realtime.response_events import Event, ResponseEvents, incomplete_details
 from omnibus_gateway.realtime.restored import RestoredTurn
 from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.chat_response import join_samples, open_output_streams

@@ -30,7 +30,7 @@ from omnibus.recording.sessions import BegunTurn
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.realtime.session import SessionConfig, encode_event
 from omnibus_gateway.realtime.config import ModelAbilities, to_wav
-from omnibus_gateway.realtime.conversation import Conversation, ConversationItem, ItemPart
+from omnibus_gateway.realtime.conversation import Conversation, ConversationItem, Event, ItemPart, ResponseEvents
 from omnibus_gateway.realtime.event_sender import (
     ACTIVE_RESPONSE,
     NO_ACTIVE_RESPONSE,
@@ -39,7 +39,6 @@ from omnibus_gateway.realtime.event_sender import (
     describe_error,
 )
 from omnibus_gateway.realtime.input_turns import InputTurns
-from omnibus_gateway.realtime.response_events import Event, ResponseEvents
 from omnibus_gateway.realtime.restored import RestoredTurn, to_logged
 from omnibus_gateway.realtime.speech_detectors import EnergyDetector, FindDetector
 from omnibus_gateway.realtime.turn import CLIENT_CANCELLED, TURN_DETECTED, Turn, TurnSpec

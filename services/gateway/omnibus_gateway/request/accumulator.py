@@ -22,6 +22,7 @@ from omnibus.pricing import RequestUsage
 from omnibus.recording.records import RecordedAnswer
 from omnibus.structured.calls import split_calls
 from omnibus.task.library import TranscriptChunk
+from omnibus.tensors.handle import Item
 from omnibus_gateway.dispatch.streams import MAX_RESUMED_VALUES
 from omnibus_gateway.openai import chat_response
 
@@ -117,6 +118,11 @@ class AnswerAccumulator:
         """Add the text of a transcript, and its usage with the last chunk."""
         closing = {"usage": chunk.usage, "finish_reason": chunk.finish_reason} if chunk.usage else {}
         self.add_item("text", {"text": chunk.text, **closing}, None)
+
+    def add_batch(self, batch: Sequence[tuple[str, Item]]) -> None:
+        """Add items, with the names of their streams."""
+        for name, item in batch:
+            self.add_item(name, item.data, item.array)
 
     def add_item(self, name: str, data: dict[str, Any], array: np.ndarray | None) -> None:
         if name not in self._begun:

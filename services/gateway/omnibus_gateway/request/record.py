@@ -41,7 +41,7 @@ from omnibus_gateway.dispatch.inflight import InflightInvocation
 from omnibus_gateway.media.blob_store import MediaStore
 from omnibus_gateway.pricing.meter import UsageMeter
 from omnibus_gateway.request.accumulator import AnswerAccumulator
-from omnibus_gateway.tenancy.deferred import LogBudget
+from omnibus_gateway.tenancy.tenant import LogBudget
 
 #: Values of ``OMNIBUS_GATEWAY_RECORD``; see ``GatewaySettings.record``.
 MODES = ("full", "stages", "digest")

@@ -366,7 +366,7 @@ class ClientRequest:
 
     def read_outputs(self, streams: Mapping[str, ItemStream]) -> AsyncIterator[list[tuple[str, Item]]]:
         """Yield the items of ``streams`` as they arrive, once the answer has them, if there is one."""
-        return merge_streams(streams, self.answer.add_item if self.answer is not None else None)
+        return merge_streams(streams) if self.answer is None else merge_streams(streams, self.answer.add_batch)
 
     # The end
 
@@ -377,7 +377,7 @@ class ClientRequest:
         ``rejection`` is the reason for a cancellation; if None, the client disconnected. Raises ``DeadlineExceeded``.
         """
         try:
-            async with asyncio.timeout(max(0.0, self.seconds_left)):
+            async with asyncio.timeout(max(0.0, self.deadline - time.time())):
                 yield
         except TimeoutError:
             error = self.deadline_error()

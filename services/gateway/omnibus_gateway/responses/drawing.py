@@ -25,7 +25,7 @@ from omnibus_gateway.openai.responses.items import (
     ImageGenerationTool,
 )
 from omnibus_gateway.openai.responses.request import ResponseRequest
-from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions
+from omnibus_gateway.pricing.meter import NO_PRICES, PriceOptions
 from omnibus_gateway.pricing.quotes import ImageAllowance
 from omnibus_gateway.tasks.chat import Chat
 from omnibus_gateway.tasks.images import (

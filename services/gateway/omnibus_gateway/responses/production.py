@@ -42,7 +42,7 @@ from omnibus_gateway.responses.drawing import ImageDrawer
 from omnibus_gateway.responses.log import LogContent, ResponseLog
 from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.chat_response import ACCEPTED_STREAM, AcceptanceStream, AudioOutputFile, open_output_streams
-from omnibus_gateway.tenancy.deferred import revoked_error
+from omnibus_gateway.tenancy.tenant import revoked_error
 
 
 class AnswerStep(NamedTuple):

@@ -20,12 +20,14 @@ from omnibus_gateway.http.exchange import (
     PostRequest,
     PostRoute,
     RequestOutcome,
+    WebSocketConnection,
     add_routes,
     json_response,
     read_request,
+    rejecting_send,
+    sent_authorization,
 )
 from omnibus_gateway.http.response import JSON, ResponseWriter, refuse_request
-from omnibus_gateway.http.websocket import WebSocketConnection, rejecting_send, sent_authorization
 from omnibus_gateway.openai.chat_response import DONE
 from omnibus_gateway.openai.responses.context import CompactRequest, InputTokensRequest, parse_context_request
 from omnibus_gateway.openai.responses.conversations import (

@@ -34,7 +34,7 @@ from omnibus_gateway.openai.responses.response import (
     decode_response,
     failed_response,
 )
-from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions
+from omnibus_gateway.pricing.meter import NO_PRICES, PriceOptions
 from omnibus_gateway.responses.archive import (
     ResponseArchive,
     read_items,
@@ -47,8 +47,7 @@ from omnibus_gateway.responses.log import LogContent, LogReader, read_log
 from omnibus_gateway.responses.production import REVOKED, FollowedProduction, Production, ProductionSpec
 from omnibus_gateway.responses.specs import ProductionSpecs
 from omnibus_gateway.tasks.chat import Chat
-from omnibus_gateway.tenancy.deferred import DeferredWork
-from omnibus_gateway.tenancy.tenant import acting_as, current_tenant
+from omnibus_gateway.tenancy.tenant import DeferredWork, acting_as, current_tenant
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from omnibus.errors import BadRequest, OmnibusError, Overloaded, TooSlow
 from omnibus.metrics import GATEWAY
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.http import websocket
-from omnibus_gateway.http.websocket import WebSocketConnection
+from omnibus_gateway.http.exchange import GOING_AWAY, NORMAL, POLICY, RESTART, SERVER_ERROR, WebSocketConnection
 from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.responses.events import AnswerEvents, ending_event
 from omnibus_gateway.openai.responses.items import InputItem
@@ -46,9 +45,8 @@ from omnibus_gateway.openai.responses.to_chat import output_as_input
 from omnibus_gateway.responses.conversations import EarlierItems, resolve_references
 from omnibus_gateway.responses.service import Responses
 from omnibus_gateway.tenancy.body_budget import Upload, current_upload
-from omnibus_gateway.tenancy.deferred import revoked_error
-from omnibus_gateway.tenancy.open_sockets import OpenSockets, response_limit, wait_revoked
 from omnibus_gateway.tenancy.rate_limits import RateLimits
+from omnibus_gateway.tenancy.tenant import OpenSockets, response_limit, revoked_error, wait_revoked
 
 #: Limits: lanes of one connection, and requests that wait in one lane.
 MAX_LANES, MAX_WAITING = 16, 16
@@ -315,7 +313,7 @@ class ResponseSockets(OpenSockets):
     async def serve(self, connection: WebSocketConnection, limits: RateLimits | None) -> None:
         """Serve the client of an accepted connection until either side closes it."""
         client = ResponseConnection(connection, self._responses, response_limit(limits), current_upload())
-        end = _ConnectionEnd(websocket.SERVER_ERROR, "internal error")
+        end = _ConnectionEnd(SERVER_ERROR, "internal error")
         try:
             end = await self._answer_events(connection, client, limits)
         finally:
@@ -343,7 +341,7 @@ class ResponseSockets(OpenSockets):
             )
             if not done_tasks:
                 error = TooSlow("The connection has reached its maximum lifetime: open another one.")
-                return _ConnectionEnd(websocket.GOING_AWAY, "connection expired", error, _TOO_LONG)
+                return _ConnectionEnd(GOING_AWAY, "connection expired", error, _TOO_LONG)
             return next(iter(done_tasks)).result()
         finally:
             for task in tasks:
@@ -359,7 +357,7 @@ class ResponseSockets(OpenSockets):
                 if client.is_busy:
                     continue
                 error = TooSlow(f"The client sent nothing for {idle:g} s: open another connection.")
-                return _ConnectionEnd(websocket.NORMAL, "idle", error, _IDLE)
+                return _ConnectionEnd(NORMAL, "idle", error, _IDLE)
             except OmnibusError as error:  # bytes where text is expected
                 await client.send_error(error)
                 continue
@@ -374,12 +372,12 @@ class ResponseSockets(OpenSockets):
     async def _wait_drained(self, client: ResponseConnection) -> _ConnectionEnd:
         await self.wait_stop()
         await client.wait_idle()
-        return _ConnectionEnd(websocket.RESTART, "the gateway is stopping")
+        return _ConnectionEnd(RESTART, "the gateway is stopping")
 
 
 async def _wait_key_revoked(limits: RateLimits | None) -> _ConnectionEnd:
     await wait_revoked(limits)
-    return _ConnectionEnd(websocket.POLICY, "the API key was revoked", revoked_error())
+    return _ConnectionEnd(POLICY, "the API key was revoked", revoked_error())
 
 
 async def _wait_failed(client: ResponseConnection) -> _ConnectionEnd:
@@ -391,6 +389,4 @@ async def _wait_failed(client: ResponseConnection) -> _ConnectionEnd:
 
 
 def _end_of(error: Exception) -> _ConnectionEnd:
-    return (
-        _ConnectionEnd(websocket.POLICY, "the client does not read") if isinstance(error, TooSlow) else _ConnectionEnd()
-    )
+    return _ConnectionEnd(POLICY, "the client does not read") if isinstance(error, TooSlow) else _ConnectionEnd()

@@ -14,7 +14,7 @@ from omnibus_gateway.openai.responses import items as wire_items
 from omnibus_gateway.openai.responses.request import ResponseRequest, parse_response_request
 from omnibus_gateway.openai.responses.response import ResponseObject, new_response
 from omnibus_gateway.openai.responses.to_chat import ChatOfResponse, to_chat
-from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions
+from omnibus_gateway.pricing.meter import NO_PRICES, PriceOptions
 from omnibus_gateway.pricing.quotes import ImageAllowance
 from omnibus_gateway.responses.archive import MAX_STORED_BYTES, ResponseArchive
 from omnibus_gateway.responses.conversations import EarlierItems, HistoryReader, resolve_references
@@ -22,8 +22,7 @@ from omnibus_gateway.responses.drawing import ImageDrawer, ImageDrawers
 from omnibus_gateway.responses.log import LogContent, ResponseLog
 from omnibus_gateway.responses.production import ProductionSpec
 from omnibus_gateway.tasks.chat import Chat, Chats
-from omnibus_gateway.tenancy.deferred import LogBudget
-from omnibus_gateway.tenancy.tenant import current_tenant
+from omnibus_gateway.tenancy.tenant import LogBudget, current_tenant
 
 
 class _ReadRequest(NamedTuple):

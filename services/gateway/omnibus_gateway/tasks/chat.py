@@ -30,17 +30,24 @@ from omnibus_gateway.media import inspect as openai_media
 from omnibus_gateway.media.client_files import ClientFiles, resolve_files
 from omnibus_gateway.media.fetcher import Fetcher
 from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits
-from omnibus_gateway.media.spoken_answers import SpokenAnswers, answer_references, unknown_audio_error
+from omnibus_gateway.media.spoken_answers import SpokenAnswers
 from omnibus_gateway.openai.chat_request import ChatRequest
-from omnibus_gateway.openai.messages import MediaRef, convert_messages
-from omnibus_gateway.pricing.headers import PriceOptions
+from omnibus_gateway.openai.messages import MediaRef, answer_references, convert_messages, unknown_audio_error
+from omnibus_gateway.pricing.meter import PriceOptions
 from omnibus_gateway.pricing.quotes import ExpectedSizes, Quote
 from omnibus_gateway.request.continuing import Continuations
 from omnibus_gateway.request.inputs import MAX_READERS, place_input, salt_params
 from omnibus_gateway.request.request import ClientRequest, RequestFactory
 from omnibus_gateway.routing.assignment import ModelSampling
-from omnibus_gateway.tasks.prepared_chat import MAX_INLINE_BYTES, ChatKind, ChatKinds, PreparedChat, RequestGraph
-from omnibus_gateway.tasks.resolve import TaskCache, create_chat_task
+from omnibus_gateway.tasks.prepared_chat import (
+    MAX_INLINE_BYTES,
+    ChatKind,
+    ChatKinds,
+    PreparedChat,
+    RequestGraph,
+    TaskCache,
+)
+from omnibus_gateway.tasks.resolve import create_chat_task
 from omnibus_gateway.tasks.schema_check import SchemaCheck
 
 APP = "chat"

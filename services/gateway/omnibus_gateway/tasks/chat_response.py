@@ -110,8 +110,9 @@ AUDIO_TTL_SECONDS = 3600.0
 async def collect_samples(output: ChatOutput, got: AnswerAccumulator) -> np.ndarray:
     """Read all streams to their end; return the samples, float32 [n]."""
     sound: list[np.ndarray] = []
-    async for batch in merge_streams(open_output_streams(output), got.add_item):
+    async for batch in merge_streams(open_output_streams(output)):
         for name, item in batch:
+            got.add_item(name, item.data, item.array)
             if name == "audio" and item.array is not None:
                 sound.append(item.array)
     return join_samples(sound, got)

@@ -15,14 +15,13 @@ from omnibus.task import CompositeTask, Segment, record, use
 from omnibus.task.library import ImageOutput
 from omnibus.task.runtime import run as run_task
 from omnibus_gateway.media.inspect import InspectedMedia
-from omnibus_gateway.pricing.headers import PriceOptions
+from omnibus_gateway.pricing.meter import PriceOptions
 from omnibus_gateway.pricing.quotes import ExpectedSizes, Quote, require_static
 from omnibus_gateway.request.request import ClientRequest, RequestFactory
-from omnibus_gateway.tasks.prepared_chat import place_media
+from omnibus_gateway.tasks.prepared_chat import TaskCache, place_media
 from omnibus_gateway.tasks.resolve import (
     IMAGE,
     IMAGES,
-    TaskCache,
     build_request,
     create_image_task,
     max_reference_images,

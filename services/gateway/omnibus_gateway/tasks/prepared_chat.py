@@ -1,14 +1,9 @@
 """A chat request as input of a composite task.
 
-Text generation parameters of a chat request.
-
-Kinds of chats: requests with the same graph of a composite task, except for its literals.
-
-A kind is everything that ``invoke`` may read: modalities, voice, audio output, and estimates of work. Everything else,
-which is messages, parameters and media, is a hole of a skeleton (``omnibus.task.skeleton``). The skeleton is recorded
-and verified once, and filled for each request.
-
-Texts and media as inputs of a task: texts in its invocation, media and long texts in the arena.
+Chats of one kind have the same graph of a composite task, except for its literals. A kind is everything that ``invoke``
+may read: modalities, voice, audio output, and estimates of work. Everything else, which is messages, parameters and
+media, is a hole of a skeleton (``omnibus.task.skeleton``). The skeleton is recorded and verified once, and filled for
+each request. Texts travel in the invocation, media and long texts in the arena.
 """
 
 import logging
@@ -33,12 +28,19 @@ from omnibus.task.skeleton import Skeleton, record_skeleton
 from omnibus_gateway.media import inspect as openai_media
 from omnibus_gateway.media.inspect import InspectedMedia
 from omnibus_gateway.openai.chat_request import ChatRequest
-from omnibus_gateway.openai.tools import JsonObjectFormat, JsonSchemaFormat, tool_params
-from omnibus_gateway.openai.vllm_params import GUIDED, template_places, vllm_params
+from omnibus_gateway.openai.options import (
+    GUIDED,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    template_places,
+    tool_params,
+    vllm_params,
+)
 from omnibus_gateway.pricing.meter import Estimates
 from omnibus_gateway.request.inputs import MAX_READERS, place_input
 from omnibus_gateway.request.request import ClientRequest, RequestFactory
 from omnibus_gateway.routing.assignment import FALLBACK, NEUTRAL, NEUTRAL_TEMPERATURE, Assignment, ModelSampling
+from omnibus_gateway.routing.router import Router
 from omnibus_gateway.tenancy.tenant import current_tenant
 
 #: Rarely used parameters of vLLM, read in one call.
@@ -431,3 +433,22 @@ async def place_media(runs: RequestFactory, run: ClientRequest, item: InspectedM
 async def await_result(result: Any) -> Any:
     """Return an output of a task."""
     return await result
+
+
+class TaskCache:
+    """Cache of the tasks that ``make`` creates, per plan epoch."""
+
+    def __init__(self, router: Router, make: Callable[[str, Plan], CompositeTask]) -> None:
+        self._router = router
+        self._make = make
+        self._tasks: dict[tuple[int, str], CompositeTask] = {}
+
+    def get_task(self, name: str) -> CompositeTask:
+        """Return the task of model ``name``. Raises ``NotFound``, and the errors of ``make``."""
+        plan = self._router.plan
+        key = (plan.epoch if plan else 0, name)
+        if key not in self._tasks:
+            self._router.get_model(name)
+            self._tasks = {cached_key: task for cached_key, task in self._tasks.items() if cached_key[0] == key[0]}
+            self._tasks[key] = self._make(name, plan)  # type: ignore[arg-type]
+        return self._tasks[key]

@@ -23,11 +23,11 @@ from omnibus.task.result import decode_part
 from omnibus.task.runtime import run as run_task
 from omnibus_gateway.dispatch.streams import merge_streams
 from omnibus_gateway.media.inspect import InspectedMedia, estimate_tokens
-from omnibus_gateway.pricing.headers import PriceOptions
+from omnibus_gateway.pricing.meter import PriceOptions
 from omnibus_gateway.request.request import ClientRequest, RequestFactory
 from omnibus_gateway.tasks.chat import AppRoutes
-from omnibus_gateway.tasks.prepared_chat import place_media
-from omnibus_gateway.tasks.resolve import TaskCache, create_recognition_task, create_speech_task
+from omnibus_gateway.tasks.prepared_chat import TaskCache, place_media
+from omnibus_gateway.tasks.resolve import create_recognition_task, create_speech_task
 
 #: Expected tokens of text in a token of audio: a person speaks about three words in a second.
 _TEXT_SHARE = 0.2

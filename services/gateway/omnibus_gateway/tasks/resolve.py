@@ -5,7 +5,7 @@ Facts about a model for clients: inputs, outputs, voices, context.
 
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
@@ -31,7 +31,6 @@ from omnibus.task.library import (
     TextToSpeech,
     VideoGeneration,
 )
-from omnibus_gateway.routing.router import Router
 
 Task = TypeVar("Task", bound=UnitTask)
 
@@ -41,25 +40,6 @@ _IMAGE_FIELDS, IMAGE, IMAGES = frozenset({"prompt", "width", "height"}), "image"
 _VIDEO_FIELDS = frozenset({"seconds", "fps", "seed"})
 #: Maximum number of reference images.
 MAX_IMAGES = 16
-
-
-class TaskCache:
-    """Cache of the tasks that ``make`` creates, per plan epoch."""
-
-    def __init__(self, router: Router, make: Callable[[str, Plan], CompositeTask]) -> None:
-        self._router = router
-        self._make = make
-        self._tasks: dict[tuple[int, str], CompositeTask] = {}
-
-    def get_task(self, name: str) -> CompositeTask:
-        """Return the task of model ``name``. Raises ``NotFound``, and the errors of ``make``."""
-        plan = self._router.plan
-        key = (plan.epoch if plan else 0, name)
-        if key not in self._tasks:
-            self._router.get_model(name)
-            self._tasks = {cached_key: task for cached_key, task in self._tasks.items() if cached_key[0] == key[0]}
-            self._tasks[key] = self._make(name, plan)  # type: ignore[arg-type]
-        return self._tasks[key]
 
 
 def create_chat_task(name: str, plan: Plan) -> CompositeTask:

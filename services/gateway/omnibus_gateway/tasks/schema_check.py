@@ -19,8 +19,7 @@ import msgspec
 from omnibus.errors import BadRequest, Overloaded
 from omnibus.structured.grammar import MAX_SCHEMA_BYTES, first_line
 from omnibus_gateway.openai.chat_request import ChatRequest
-from omnibus_gateway.openai.tools import JsonSchemaFormat
-from omnibus_gateway.openai.vllm_params import GUIDED, vllm_shape
+from omnibus_gateway.openai.options import GUIDED, JsonSchemaFormat, vllm_shape
 from omnibus_gateway.tenancy.body_budget import TenantSlots
 from omnibus_gateway.tenancy.tenant import current_tenant
 

@@ -1,9 +1,19 @@
-"""Tenants: the current one of a request, their shares of a gateway and a store, and the API keys in force."""
+"""Tenants: the current one of a request, their shares and keys, and their work after a request.
+
+Batches, videos and background responses continue after their request, and belong to its API key. The key's limits apply
+to them, the key is charged, and they stop when it is revoked. Records of earlier builds name no key: their work runs
+for its tenant as long as the tenant has a key.
+
+Events of responses and sessions, and records, share logs. A log keeps a number of bytes for a number of seconds, and
+drops its oldest messages first. A tenant above its share would push out messages of others. So each gateway gives a
+tenant its part of the share, as a bucket that fills in this time.
+"""
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from hashlib import sha256
 from pathlib import Path
@@ -11,9 +21,11 @@ from typing import NamedTuple
 
 from omnibus import api_key
 from omnibus.api_key import KeyRecord
-from omnibus.errors import BadRequest
+from omnibus.errors import BadRequest, GatewayStopping, KeyRevoked, Overloaded, Retryable
+from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from omnibus.store import OVERHEAD_BYTES, BackgroundPlaces, JobRecord, JobRules, Store, TenantAccount
+from omnibus_gateway.tenancy.rate_limits import Allowance, RateLimits, TokenBucket
 
 
 class Tenant(NamedTuple):
@@ -188,3 +200,199 @@ def _file_version(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size
+
+
+class LogBudget:
+    """Of ``nbytes`` in ``seconds``, ``share`` for each tenant at all ``gateways``; off by default."""
+
+    def __init__(
+        self,
+        nbytes: float = 0.0,
+        seconds: float = 1.0,
+        share: float = 1.0,
+        gateways: Callable[[], int] = lambda: 1,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most = nbytes * min(1.0, share)
+        self._seconds = seconds
+        self._gateways = gateways
+        self._clock = clock
+        self._buckets: dict[str, TokenBucket] = {}
+
+    def wait_seconds(self, tenant: str) -> float:
+        """Return the seconds until ``tenant`` may write; 0 if it has not written its share."""
+        bucket = self._bucket(tenant)
+        return 0.0 if bucket is None else bucket.wait_seconds(1.0, self._clock())
+
+    def check_room(self, tenant: str) -> None:
+        """Raise ``Overloaded`` if ``tenant`` has written its share of events."""
+        if wait := self.wait_seconds(tenant):
+            raise Overloaded(
+                "your responses and sessions have written as many events as their log keeps for one tenant. Wait, or "
+                "request a response that is neither streamed nor in the background",
+                retry_after=wait,
+                reason="events",
+            )
+
+    def count(self, tenant: str, nbytes: int) -> None:
+        """Count ``nbytes`` that ``tenant`` has written."""
+        bucket = self._bucket(tenant)
+        if bucket is not None:
+            bucket.take_tokens(nbytes, self._clock())
+
+    def _bucket(self, tenant: str) -> TokenBucket | None:
+        if not tenant or self._most <= 0:
+            return None
+        now, most = self._clock(), self._most / self._gateways()
+        bucket = self._buckets.get(tenant)
+        if bucket is None:
+            bucket = self._buckets[tenant] = TokenBucket(most / self._seconds, most, now)
+        bucket.resize(most / self._seconds, most, now)
+        return bucket
+
+
+class DeferredWork:
+    """Finds the tenants of such work, and stops it; without ``keys`` nothing is checked."""
+
+    def __init__(
+        self, keys: KeyStore | None = None, limits: RateLimits | None = None, events: LogBudget | None = None
+    ) -> None:
+        #: The bytes of events that each tenant may write.
+        self.events = events or LogBudget()
+        self._keys = keys
+        self._limits = limits
+
+    def find_tenant(self, name: str, weight: float, key: str) -> Tenant:
+        """Return the tenant ``name`` with the current key of SHA-256 ``key``.
+
+        Raises ``KeyRevoked``, and ``Retryable`` while this gateway has not read the keys yet.
+        """
+        if self._keys is None or not name:
+            return Tenant(name, weight)
+        if not self._keys.is_loaded:
+            raise Retryable("this gateway has not read the API keys yet")
+        record = self._keys.records.get(key)
+        if record is not None and record.tenant == name:
+            return Tenant(name, record.weight, record)
+        if key or all(each.tenant != name for each in self._keys.records.values()):
+            raise revoked_error()
+        return Tenant(name, weight)
+
+    @contextmanager
+    def counted(self, tenant: Tenant) -> Iterator[None]:
+        """Count work as one of its key's requests while the block runs."""
+        allowance = self._allowance(tenant)
+        if allowance is None:
+            yield
+            return
+        allowance.deferred += 1
+        try:
+            yield
+        finally:
+            allowance.deferred -= 1
+            allowance.wake_waiting()
+
+    async def wait_turn(self, tenant: Tenant) -> None:
+        """Wait until the key of ``tenant`` may run another request."""
+        allowance = self._allowance(tenant)
+        if allowance is not None:
+            await allowance.wait_room()
+
+    def check_room(self, tenant: Tenant) -> None:
+        """Raise ``Overloaded`` while the key of ``tenant`` is at its limit."""
+        allowance = self._allowance(tenant)
+        if allowance is not None:
+            allowance.check_room(starts_work=True)
+
+    async def wait_revoked(self, tenant: Tenant) -> None:
+        """Return when the key of ``tenant`` is revoked."""
+        allowance = self._allowance(tenant)
+        await (allowance.revoked if allowance is not None else asyncio.Event()).wait()
+
+    @contextmanager
+    def stopped_by(self, tenant: Tenant, stop: Callable[[], None]) -> Iterator[None]:
+        """Call ``stop`` if the key of ``tenant`` is revoked during the block."""
+        allowance = self._allowance(tenant)
+        if allowance is None:
+            yield
+            return
+        with allowance.stopped_by(stop):
+            yield
+
+    def _allowance(self, tenant: Tenant) -> Allowance | None:
+        if self._limits is None or tenant.key is None:
+            return None
+        return self._limits.key_allowance(tenant.key)
+
+
+def revoked_error() -> KeyRevoked:
+    """Return the error of work whose key was revoked."""
+    return KeyRevoked("the API key under which this was requested has been revoked: send it again with a valid key")
+
+
+class OpenSockets:
+    """Slots for connections, with the limits of realtime sessions. ``one`` and ``many`` name them in errors."""
+
+    def __init__(self, settings: GatewaySettings, one: str, many: str) -> None:
+        self._settings = settings
+        self._one, self._many = one, many
+        self._open: dict[str, int] = {}
+        self._stopping = asyncio.Event()
+        self._closed = asyncio.Event()
+
+    @property
+    def count(self) -> int:
+        """Number of open connections."""
+        return sum(self._open.values())
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Hold a slot for the current tenant. Raises ``Overloaded`` and ``GatewayStopping``."""
+        tenant, limit = current_tenant(), self._settings.realtime_sessions
+        if self._stopping.is_set():
+            raise GatewayStopping(f"this gateway is stopping: connect again, another gateway will take the {self._one}")
+        share = tenant_share(self._settings, limit, tenant.name if tenant.key is not None else "")
+        own, tenants = self._open.get(tenant.name, 0), len({*self._open, tenant.name})
+        # Even when all slots are taken, a tenant with less than an equal part of them gets one.
+        if own >= share or (self.count >= limit and own >= limit // tenants):
+            GATEWAY.rejection_counter("", "sessions").inc()
+            raise Overloaded(f"the maximum number of {self._many} is open: try again later", reason="sessions")
+        self._open[tenant.name] = self._open.get(tenant.name, 0) + 1
+        try:
+            yield
+        finally:
+            self._open[tenant.name] -= 1
+            if not self._open[tenant.name]:
+                del self._open[tenant.name]
+            self._closed.set()
+
+    def begin_stop(self) -> None:
+        """Reject new connections, and close idle ones: their clients reconnect elsewhere."""
+        self._stopping.set()
+
+    async def wait_stop(self) -> None:
+        """Wait until the stop begins."""
+        await self._stopping.wait()
+
+    async def wait_closed(self, seconds: float) -> None:
+        """Wait until none is open, at most ``seconds``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while self.count:
+                    self._closed.clear()
+                    await self._closed.wait()
+
+
+async def wait_revoked(limits: RateLimits | None) -> None:
+    """Return when the current tenant's key is revoked."""
+    key = current_tenant().key
+    revoked_event = limits.key_allowance(key).revoked if limits is not None and key is not None else asyncio.Event()
+    await revoked_event.wait()
+
+
+def response_limit(limits: RateLimits | None) -> Callable[[], AbstractContextManager[None]]:
+    """Return a context manager that counts a response against the key's limits."""
+    key = current_tenant().key
+    if limits is None or key is None:
+        return nullcontext
+    return lambda: limits.limit_request(key)

@@ -26,17 +26,10 @@ from omnibus.task.runtime import merged
 from omnibus.task.runtime import run as run_task
 from omnibus_gateway.core import ClientRequest, RequestFactory
 from omnibus_gateway.openai.videos import REFERENCE
-from omnibus_gateway.pricing.headers import PriceOptions
-from omnibus_gateway.tasks.resolve import (
-    IMAGE,
-    TaskCache,
-    build_request,
-    create_video_task,
-    rename_params,
-    request_class,
-)
-from omnibus_gateway.tenancy.deferred import DeferredWork
-from omnibus_gateway.tenancy.tenant import acting_as
+from omnibus_gateway.pricing.meter import PriceOptions
+from omnibus_gateway.tasks.prepared_chat import TaskCache
+from omnibus_gateway.tasks.resolve import IMAGE, build_request, create_video_task, rename_params, request_class
+from omnibus_gateway.tenancy.tenant import DeferredWork, acting_as
 from omnibus_gateway.videos import job_payload
 from omnibus_gateway.videos.job_payload import ActiveInvocation, VideoJobSpec
 from omnibus_gateway.videos.storage import VideoFiles

@@ -12,8 +12,8 @@ from starlette.responses import FileResponse, Response
 
 from omnibus.errors import NotFound
 from omnibus.settings import GatewaySettings
+from omnibus_gateway.http.content import content_response
 from omnibus_gateway.http.exchange import Handler, add_routes, json_response, read_request
-from omnibus_gateway.http.response import content_response
 from omnibus_gateway.media.inspect import InspectedMedia, MediaLimits, inspect_files
 from omnibus_gateway.openai import videos
 from omnibus_gateway.openai.videos import (

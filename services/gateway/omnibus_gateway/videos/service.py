@@ -25,15 +25,14 @@ from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus.store import OVERHEAD_BYTES, JobRecord, Store
 from omnibus_gateway.core import RequestFactory
-from omnibus_gateway.http.response import Content
+from omnibus_gateway.http.content import Content
 from omnibus_gateway.media.files import new_secret_id, remove_older
 from omnibus_gateway.media.inspect import InspectedMedia
 from omnibus_gateway.media.object_storage import ObjectStorage
 from omnibus_gateway.media.peers import KeptFile, MediaPeers
 from omnibus_gateway.openai.videos import REFERENCE, ListQuery, Variant, Video, VideoList, VideoRequest
-from omnibus_gateway.pricing.headers import NO_PRICES, PriceOptions
-from omnibus_gateway.tenancy.deferred import DeferredWork
-from omnibus_gateway.tenancy.tenant import current_tenant, put_counted_job, tenant_account
+from omnibus_gateway.pricing.meter import NO_PRICES, PriceOptions
+from omnibus_gateway.tenancy.tenant import DeferredWork, current_tenant, put_counted_job, tenant_account
 from omnibus_gateway.videos import job_payload
 from omnibus_gateway.videos.generate import VideoGenerator
 from omnibus_gateway.videos.job_payload import KIND, video_not_found

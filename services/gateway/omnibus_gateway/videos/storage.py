@@ -19,7 +19,7 @@ from omnibus.encoding import video
 from omnibus.errors import Forbidden, NotFound, OmnibusError, Overloaded, ProtocolError, StorageFull, storage_error
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.http.response import Content
+from omnibus_gateway.http.content import Content
 from omnibus_gateway.media.peers import KeptFile, MediaPeers
 from omnibus_gateway.openai.videos import Variant
 from omnibus_gateway.videos.job_payload import video_not_found

@@ -24,7 +24,7 @@ from omnibus.settings import GatewaySettings
 from omnibus.store import REREAD_SECONDS, JobRecord, Store
 from omnibus.store.lease import JobLease
 from omnibus_gateway.openai.errors import client_error
-from omnibus_gateway.tenancy.deferred import revoked_error
+from omnibus_gateway.tenancy.tenant import revoked_error
 from omnibus_gateway.videos.generate import VideoGenerator
 from omnibus_gateway.videos.job_payload import KIND, decode_job, encode
 from omnibus_gateway.videos.storage import VideoFiles

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from tokenizers.decoders import DecodeStream
 
 from omnibus_llm.runners.answer_parser import AnswerParser
-from omnibus_llm.runners.talker_inputs import SpokenTokens
+from omnibus_llm.runners.talker import SpokenTokens
 
 if TYPE_CHECKING:
     from omnibus_llm.engine.sampler import TokenLogprobs

@@ -26,19 +26,22 @@ from omnibus_llm.engine.sampler import Picker, TokenLogprobs
 from omnibus_llm.engine.sequence import Thinking, TokenStep
 from omnibus_llm.runners.answer_parser import answer_grammar
 from omnibus_llm.runners.detokenize import Reply
-from omnibus_llm.runners.request import (
+from omnibus_llm.runners.talker import SpeechWriter, SpokenTokens, send_prompt
+from omnibus_llm.runners.thinker import (
+    LanguagePart,
     ThinkRequest,
     close_counted,
     end_tokens,
     engine_limit,
+    is_complete,
     may_cut,
     open_reply,
     open_request,
     read_text_params,
     resumed_tokens,
+    send_answer,
+    send_tokens,
 )
-from omnibus_llm.runners.talker_inputs import SpeechWriter, SpokenTokens, send_prompt
-from omnibus_llm.runners.thinker import LanguagePart, is_complete, send_answer, send_tokens
 from omnibus_models.contract import PrefillInputs
 
 #: Seconds that a cache waits for memory of the arena: decode takes caches as fast as answers end.

@@ -28,7 +28,9 @@ from omnibus_llm.engine.params import (
 )
 from omnibus_llm.engine.sequence import TokenStep
 from omnibus_llm.runners.answer_parser import answer_grammar, check_grammar
-from omnibus_llm.runners.request import (
+from omnibus_llm.runners.talker import ComputeRows
+from omnibus_llm.runners.thinker import (
+    Take,
     count_tokens,
     engine_limit,
     read_items,
@@ -36,8 +38,6 @@ from omnibus_llm.runners.request import (
     read_text_params,
     resumed_tokens,
 )
-from omnibus_llm.runners.talker_inputs import ComputeRows
-from omnibus_llm.runners.thinker import Take
 from omnibus_llm.vllm.protocol import Generation, Launch, Tokens, VllmEngine
 from omnibus_llm.vllm.request import PromptTokenizer, TalkerRows, VllmRequest, is_text
 from omnibus_llm.vllm.supervisor import EngineSupervisor

@@ -20,15 +20,18 @@ from omnibus_llm.engine.params import TextGenerationParams
 from omnibus_llm.engine.sequence import TokenStep
 from omnibus_llm.runners.detokenize import Reply
 from omnibus_llm.runners.prefill_decode import DecodeStart, put_cache, put_start, read_start, started_tokens
-from omnibus_llm.runners.request import (
+from omnibus_llm.runners.talker import ComputeRows, SpeechWriter, SpokenTokens, send_prompt
+from omnibus_llm.runners.thinker import (
+    Take,
     close_counted,
     engine_limit,
+    is_complete,
     open_reply,
     read_text_params,
     resumed_tokens,
+    send_answer,
+    send_tokens,
 )
-from omnibus_llm.runners.talker_inputs import ComputeRows, SpeechWriter, SpokenTokens, send_prompt
-from omnibus_llm.runners.thinker import Take, is_complete, send_answer, send_tokens
 from omnibus_llm.vllm.model import PreparedVllmRequest, VllmCore
 from omnibus_llm.vllm.protocol import CacheBlockLayout, ExternalCache, SharedBuffer, Tokens, map_memory
 from omnibus_llm.vllm.request import TalkerRows

@@ -8,9 +8,8 @@ from omnibus.errors import BadRequest
 from omnibus.executor.job_clock import OccupancyTimer
 from omnibus.executor.runner import Job
 from omnibus.executor.settings import ExecutorSettings
-from omnibus_llm.runners.request import close_counted, open_reply
-from omnibus_llm.runners.talker_inputs import SpeechWriter, SpokenTokens
-from omnibus_llm.runners.thinker import TextWriter, send_answer
+from omnibus_llm.runners.talker import SpeechWriter, SpokenTokens
+from omnibus_llm.runners.thinker import TextWriter, close_counted, open_reply, send_answer
 from omnibus_llm.vllm.model import PreparedVllmRequest, VllmCore
 
 

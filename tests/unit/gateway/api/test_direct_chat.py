@@ -15,7 +15,7 @@ from omnibus.executor.runner import Job
 from omnibus_gateway.api import chat_completions
 from omnibus_gateway.api.direct_chat import DirectChat
 from omnibus_gateway.dispatch.streams import ResultStream
-from omnibus_gateway.openai import cut_media
+from omnibus_gateway.openai import messages
 from omnibus_gateway.openai.chat_request import PLAIN_FIELDS, ChatRequest
 from tests.unit.gateway.house import (
     OMNI,
@@ -103,13 +103,13 @@ GENERAL = {
 @pytest.mark.parametrize("request_bytes", [PLAIN["one"], GENERAL["an image"], GENERAL["compressed speech in a stream"]])
 async def test_every_chat_is_parsed_once(chat_door: Doorway, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes):
     bodies: list[bytes] = []
-    parse = cut_media.parse_chat
+    parse = messages.parse_chat
 
     def count_body(body: bytes) -> ChatRequest:
         bodies.append(body)
         return parse(body)
 
-    monkeypatch.setattr(cut_media, "parse_chat", count_body)
+    monkeypatch.setattr(messages, "parse_chat", count_body)
     monkeypatch.setattr(chat_completions, "parse_chat", count_body)
 
     answer = await exchange_bytes(chat_door, request_bytes)

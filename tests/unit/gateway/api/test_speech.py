@@ -13,7 +13,7 @@ import pytest
 from omnibus.errors import BadRequest
 from omnibus.executor.runner import Job
 from omnibus.families import catalog
-from omnibus_gateway.media.headers.sniff import sniff_mime
+from omnibus_gateway.media.inspect import sniff_mime
 from tests.unit.encoding.test_audio import decode_audio
 from tests.unit.gateway.house import OMNI, RATE, SPEAKER, VL, ToyGateway, play_calls, read_error_body
 

@@ -13,7 +13,7 @@ from omnibus.executor.runner import Job
 from omnibus.settings import GatewaySettings, StoreSettings
 from omnibus.store import Store
 from omnibus_gateway.auth.tenancy import Tenancy
-from omnibus_gateway.tenancy.deferred import DeferredWork
+from omnibus_gateway.tenancy.tenant import DeferredWork
 from tests.unit.gateway.house import TEXT, ToyGateway, start_toy_gateway
 from tests.unit.sidecar.node import wait_until
 

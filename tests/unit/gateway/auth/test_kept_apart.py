@@ -10,8 +10,7 @@ import pytest
 
 from omnibus.errors import BadRequest, NotFound
 from omnibus_gateway.request.record import parse_record_rules
-from omnibus_gateway.tenancy.deferred import LogBudget
-from omnibus_gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.tenancy.tenant import LogBudget, Tenant, acting_as
 from tests.unit.gateway.auth.test_middleware import ADMIN, Gated, start_gated_gateway
 from tests.unit.gateway.house import TEXT, VL, make_image_part, make_text_part, read_chat_answer, write_chat_words
 from tests.unit.gateway.samples import make_sample_picture

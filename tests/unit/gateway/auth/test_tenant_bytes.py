@@ -9,9 +9,8 @@ import pytest
 
 from omnibus.errors import Overloaded
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.realtime import tokens as secrets
-from omnibus_gateway.tenancy.open_sockets import OpenSockets
-from omnibus_gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.realtime import config as secrets
+from omnibus_gateway.tenancy.tenant import OpenSockets, Tenant, acting_as
 from tests.unit.gateway.auth.keyed import KeyedGateway, keyed_gateways
 from tests.unit.gateway.batches.test_batches import build_batch_lines
 from tests.unit.gateway.house import TEXT, build_chat_body

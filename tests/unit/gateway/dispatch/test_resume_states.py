@@ -10,7 +10,7 @@ import pytest
 
 from omnibus.bus.messages import Chunk
 from omnibus.families import catalog
-from omnibus_gateway.dispatch.restart import StageRestarts
+from omnibus_gateway.dispatch.failures import StageRestarts
 from omnibus_gateway.dispatch.retention import NUMBER_BYTES, RECORD_BYTES, OutputRetention
 from omnibus_gateway.dispatch.streams import MAX_RESUMED_VALUES
 from tests.unit.executor.arithmetic import make_call

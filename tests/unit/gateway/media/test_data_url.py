@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibus.errors import BadRequest, TooLarge
-from omnibus_gateway.media.urls import Inline, decode_base64, decode_data_url
+from omnibus_gateway.openai.messages import Inline, decode_base64, decode_data_url
 
 LIMIT = 1000
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from omnibus_gateway.media.headers.base import Extent
-from omnibus_gateway.media.headers.sniff import READERS, sniff_mime
+from omnibus_gateway.media.inspect import READERS, sniff_mime
 from tests.unit.gateway.samples import make_sample_picture, make_sample_sound, make_sample_video
 
 PICTURES: list[tuple[str, str, dict[str, Any]]] = [

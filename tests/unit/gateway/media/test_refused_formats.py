@@ -7,8 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from omnibus.errors import BadMedia, BadRequest
-from omnibus_gateway.media.headers.sniff import FORMATS, list_formats, sniff_content
-from omnibus_gateway.media.inspect import inspect_media
+from omnibus_gateway.media.inspect import FORMATS, inspect_media, list_formats, sniff_content
 from omnibus_gateway.openai.chat_request import InputFormat
 from omnibus_gateway.openai.parse import parse_chat
 from tests.unit.gateway.house import OMNI, VL, ToyGateway, make_text_part, read_error_body

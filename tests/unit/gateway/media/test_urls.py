@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnibus.errors import BadRequest
-from omnibus_gateway.media import urls
-from omnibus_gateway.media import urls as ssrf
-from omnibus_gateway.media.urls import UrlRules, UrlTarget
+from omnibus_gateway.media import fetcher
+from omnibus_gateway.media.fetcher import UrlRules, UrlTarget
 
 PRODUCTION = UrlRules()
 DEVELOPMENT = UrlRules(allow_http=True, allow_private=True, ports=None)
@@ -30,7 +29,7 @@ DEVELOPMENT = UrlRules(allow_http=True, allow_private=True, ports=None)
     ],
 )
 def test_a_public_https_url_is_parsed(url: str, target: UrlTarget) -> None:
-    assert urls.parse_url(url, PRODUCTION) == target
+    assert fetcher.parse_url(url, PRODUCTION) == target
 
 
 @pytest.mark.parametrize(
@@ -71,12 +70,12 @@ def test_a_public_https_url_is_parsed(url: str, target: UrlTarget) -> None:
         ("https://" + "a" * 64 + ".com/", "not a valid name"),
         ("https://[::1::2]/", "not a valid name"),
         ("https://[127.0.0.1/", "malformed"),
-        ("https://example.com/" + "a" * urls.MAX_URL_CHARS, "longer than"),
+        ("https://example.com/" + "a" * fetcher.MAX_URL_CHARS, "longer than"),
     ],
 )
 def test_an_unusual_url_is_refused(url: str, reason: str) -> None:
     with pytest.raises(BadRequest, match=reason) as caught:
-        urls.parse_url(url, PRODUCTION, "messages[0].content[0].image_url.url")
+        fetcher.parse_url(url, PRODUCTION, "messages[0].content[0].image_url.url")
 
     assert caught.value.param == "messages[0].content[0].image_url.url"
     assert "passwd" not in caught.value.message
@@ -99,7 +98,7 @@ def test_an_unusual_url_is_refused(url: str, reason: str) -> None:
 )
 def test_an_address_in_disguise_is_refused(host: str) -> None:
     with pytest.raises(BadRequest, match="not a valid name or address"):
-        urls.parse_url(f"https://{host}/", DEVELOPMENT)
+        fetcher.parse_url(f"https://{host}/", DEVELOPMENT)
 
 
 LOCAL = ["127.0.0.1", "127.8.9.1", "10.1.2.3", "172.16.0.1", "172.31.255.255", "192.168.1.1", "[::1]", "[fd12::1]"]
@@ -137,18 +136,18 @@ NEVER = [
 @pytest.mark.parametrize("host", [*LOCAL, *NEVER, "localhost", "a.localhost", "localhost.", "printer.local"])
 def test_an_internal_host_is_refused(host: str) -> None:
     with pytest.raises(BadRequest, match="not reachable from here"):
-        urls.parse_url(f"https://{host}/", PRODUCTION)
+        fetcher.parse_url(f"https://{host}/", PRODUCTION)
 
 
 @pytest.mark.parametrize("host", ["metadata.google.internal", "metadata", "METADATA.goog", "redis.default.svc"])
 def test_a_metadata_or_cluster_name_is_refused(host: str) -> None:
     with pytest.raises(BadRequest, match="not reachable from here"):
-        urls.parse_url(f"https://{host}/", PRODUCTION)
+        fetcher.parse_url(f"https://{host}/", PRODUCTION)
 
 
 @pytest.mark.parametrize("host", [*LOCAL, "localhost"])
 def test_development_rules_reach_this_machine_and_private_networks(host: str) -> None:
-    target = urls.parse_url(f"http://{host}:8123/x", DEVELOPMENT)
+    target = fetcher.parse_url(f"http://{host}:8123/x", DEVELOPMENT)
 
     assert target.port == 8123
     assert target.authority == f"{host}:8123"
@@ -157,12 +156,12 @@ def test_development_rules_reach_this_machine_and_private_networks(host: str) ->
 @pytest.mark.parametrize("host", NEVER)
 def test_development_rules_still_refuse_metadata_multicast_and_embedded_addresses(host: str) -> None:
     with pytest.raises(BadRequest, match="not reachable from here"):
-        urls.parse_url(f"https://{host}/", DEVELOPMENT)
+        fetcher.parse_url(f"https://{host}/", DEVELOPMENT)
 
 
 def test_the_default_port_is_left_out_of_the_host_header() -> None:
-    assert urls.parse_url("https://[2606:4700::1111]:443/", PRODUCTION).authority == "[2606:4700::1111]"
-    assert urls.parse_url("https://example.com:80/", PRODUCTION).authority == "example.com:80"
+    assert fetcher.parse_url("https://[2606:4700::1111]:443/", PRODUCTION).authority == "[2606:4700::1111]"
+    assert fetcher.parse_url("https://example.com:80/", PRODUCTION).authority == "example.com:80"
 
 
 @settings(deadline=None)
@@ -170,7 +169,7 @@ def test_the_default_port_is_left_out_of_the_host_header() -> None:
 def test_whatever_is_allowed_is_global_for_the_standard_library_too(number: int) -> None:
     address = ip_address(number)
 
-    if ssrf.is_allowed(address):
+    if fetcher.is_allowed(address):
         assert address.is_global
         assert not address.is_multicast
 
@@ -180,7 +179,7 @@ def test_whatever_is_allowed_is_global_for_the_standard_library_too(number: int)
 def test_any_text_is_parsed_or_refused_with_a_typed_error(text: str) -> None:
     for url in (text, f"https://{text}", f"https://example.com/{text}"):
         try:
-            target = urls.parse_url(url, PRODUCTION)
+            target = fetcher.parse_url(url, PRODUCTION)
         except BadRequest:
             continue
         assert target.path.isascii()

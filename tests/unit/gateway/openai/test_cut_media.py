@@ -8,10 +8,14 @@ import msgspec
 import pytest
 
 from omnibus.errors import BadRequest, OmnibusError
-from omnibus_gateway.media.urls import decode_data_url
 from omnibus_gateway.openai.chat_request import ChatRequest
-from omnibus_gateway.openai.cut_media import MIN_CUT_BYTES, EncodedUrl, parse_chat_media
-from omnibus_gateway.openai.messages import convert_messages
+from omnibus_gateway.openai.messages import (
+    MIN_CUT_BYTES,
+    EncodedUrl,
+    convert_messages,
+    decode_data_url,
+    parse_chat_media,
+)
 from omnibus_gateway.openai.parse import parse_chat
 
 DATA = bytes(range(256)) * (MIN_CUT_BYTES // 128)

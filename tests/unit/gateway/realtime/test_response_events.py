@@ -7,8 +7,7 @@ import pytest
 from omnibus.errors import BadRequest, Overloaded
 from omnibus_gateway.openai.realtime.session import SessionConfig
 from omnibus_gateway.realtime import conversation as conversations
-from omnibus_gateway.realtime.conversation import Conversation
-from omnibus_gateway.realtime.response_events import Event, ResponseEvents
+from omnibus_gateway.realtime.conversation import Conversation, Event, ResponseEvents
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from uvicorn.protocols.utils import ClientDisconnected
 from websockets.exceptions import ConnectionClosed
 
-from omnibus_gateway.http import websocket as gateway_websocket
-from omnibus_gateway.http.websocket import GatewayWebSocketProtocol
+from omnibus_gateway.http import exchange as gateway_websocket
+from omnibus_gateway.http.exchange import GatewayWebSocketProtocol
 from tests.unit.gateway.house import OMNI
 from tests.unit.gateway.realtime_doors import Doors
 from tests.unit.sidecar.node import wait_until

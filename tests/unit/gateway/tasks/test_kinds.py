@@ -9,7 +9,8 @@ import pytest
 
 from omnibus.graph import decode_invocation
 from omnibus.task import MLLM, ChatInput, ChatOutput, CompositeTask
-from omnibus_gateway.tasks.resolve import TaskCache, create_chat_task
+from omnibus_gateway.tasks.prepared_chat import TaskCache
+from omnibus_gateway.tasks.resolve import create_chat_task
 from tests.unit.gateway.house import (
     OMNI,
     PNG,

@@ -7,8 +7,7 @@ from omnibus.errors import Overloaded
 from omnibus.recording.sessions import SessionEntries, SessionEntry, read_session
 from omnibus.settings import BusSettings
 from omnibus_gateway.realtime.event_sender import SessionLog
-from omnibus_gateway.tenancy.deferred import LogBudget
-from omnibus_gateway.tenancy.tenant import Tenant, acting_as
+from omnibus_gateway.tenancy.tenant import LogBudget, Tenant, acting_as
 from tests.memory_bus import MemoryBus
 
 

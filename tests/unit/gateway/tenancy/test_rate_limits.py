@@ -9,9 +9,8 @@ from omnibus.api_key import KeyRecord, hash_key
 from omnibus.bus.heartbeats import GATEWAY_ABSENT_SECONDS
 from omnibus.bus.messages import GatewayStatus
 from omnibus.errors import Overloaded
-from omnibus_gateway.tenancy.deferred import DeferredWork
 from omnibus_gateway.tenancy.rate_limits import BURST_SECONDS, GatewayPeers, RateLimits, TokenBucket
-from omnibus_gateway.tenancy.tenant import Tenant
+from omnibus_gateway.tenancy.tenant import DeferredWork, Tenant
 
 
 class RateClock:

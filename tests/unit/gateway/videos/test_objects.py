@@ -11,7 +11,7 @@ import pytest
 
 from omnibus.errors import NotFound, Overloaded, StoreUnavailable
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.http.response import PART_BYTES
+from omnibus_gateway.http.content import PART_BYTES
 from omnibus_gateway.media.object_storage import ObjectStorage
 from omnibus_gateway.tenancy.tenant import Tenant, acting_as
 from omnibus_gateway.videos.service import VideoObjects

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnibus_llm.runners.detokenize import Detokeniser, Reply, StopGuard
-from omnibus_llm.runners.talker_inputs import SpokenTokens
+from omnibus_llm.runners.talker import SpokenTokens
 
 EOS = 256
 

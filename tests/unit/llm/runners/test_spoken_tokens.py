@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from omnibus_llm.runners.answer_parser import AnswerParser
 from omnibus_llm.runners.detokenize import Reply
-from omnibus_llm.runners.talker_inputs import SpokenTokens
+from omnibus_llm.runners.talker import SpokenTokens
 from omnibus_models.tool_calls.hermes import FORMAT
 
 EOS = "<eos>"

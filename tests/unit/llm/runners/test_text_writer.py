@@ -6,8 +6,7 @@ import pytest
 
 from omnibus_llm.engine.params import TextGenerationParams
 from omnibus_llm.engine.sequence import TokenStep
-from omnibus_llm.runners.request import open_reply
-from omnibus_llm.runners.thinker import TextWriter, send_answer
+from omnibus_llm.runners.thinker import TextWriter, open_reply, send_answer
 from omnibus_models.contract import Thinker
 from tests.unit.llm.runners.test_thinker import make_chat_job, make_text_chat
 

@@ -11,10 +11,10 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from omnibus_gateway.openai.chat_request import Effort, ImageDetail, Temperature, VoiceId
+from omnibus_gateway.openai.options import MAX_TOOLS, Description, Name
 from omnibus_gateway.openai.parse import decode_body
 from omnibus_gateway.openai.responses.items import FlatNamedChoice
 from omnibus_gateway.openai.responses.request import Metadata
-from omnibus_gateway.openai.tools import MAX_TOOLS, Description, Name
 
 #: Sample rates of the audio formats.
 PCM_RATE_HERTZ, G711_RATE_HERTZ = 24000, 8000

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct
 
 from omnibus.errors import BadRequest
 from omnibus_gateway.openai.chat_request import Count
+from omnibus_gateway.openai.options import MAX_TOOLS
 from omnibus_gateway.openai.parse import check_values, convert_json, invalid_request
 from omnibus_gateway.openai.responses.items import (
     FlatAllowedChoice,
@@ -30,7 +31,6 @@ from omnibus_gateway.openai.responses.request import (
     name_message,
 )
 from omnibus_gateway.openai.responses.response import ResponseUsage
-from omnibus_gateway.openai.tools import MAX_TOOLS
 
 INPUT_TOKENS, COMPACT = f"{PATH}/input_tokens", f"{PATH}/compact"
 

@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from omnibus_gateway.openai.chat_request import ImageDetail, InputFormat, Size
 from omnibus_gateway.openai.images import ImageRequest
-from omnibus_gateway.openai.tools import MAX_TOOLS, Description, Name
+from omnibus_gateway.openai.options import MAX_TOOLS, Description, Name
 
 Id = Annotated[str, Meta(min_length=1, max_length=256)]
 #: State of an item; items of clients are complete.

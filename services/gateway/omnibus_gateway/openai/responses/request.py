@@ -20,6 +20,7 @@ from omnibus_gateway.openai.chat_request import (
     TopK,
 )
 from omnibus_gateway.openai.images import check_options
+from omnibus_gateway.openai.options import MAX_TOOLS, Description, Name, VllmParams
 from omnibus_gateway.openai.parse import check_values, convert_json, invalid_request
 from omnibus_gateway.openai.responses.items import (
     IMAGE_TOOL,
@@ -32,8 +33,6 @@ from omnibus_gateway.openai.responses.items import (
     InputText,
     NamedImageChoice,
 )
-from omnibus_gateway.openai.tools import MAX_TOOLS, Description, Name
-from omnibus_gateway.openai.vllm_params import VllmParams
 
 PATH = "/v1/responses"
 RESPONSE = f"{PATH}/{{response_id}}"

@@ -10,6 +10,23 @@ from msgspec import Struct
 from omnibus.errors import BadRequest
 from omnibus_gateway.openai import chat_request as chat
 from omnibus_gateway.openai.chat_request import ChatRequest, ImageUrl, Message, Url
+from omnibus_gateway.openai.options import (
+    AllowedToolChoice,
+    AllowedTools,
+    FunctionCall,
+    FunctionDefinition,
+    FunctionName,
+    FunctionTool,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    NamedToolChoice,
+    ResponseFormat,
+    ToolCall,
+    ToolChoice,
+    check_tools,
+    check_vllm_params,
+)
 from omnibus_gateway.openai.responses.items import (
     IMAGE_TOOL,
     IMAGE_TOOL_DESCRIPTION,
@@ -36,23 +53,6 @@ from omnibus_gateway.openai.responses.items import (
     Refusal,
 )
 from omnibus_gateway.openai.responses.request import ObjectFormat, ResponseRequest, SchemaFormat
-from omnibus_gateway.openai.tools import (
-    AllowedToolChoice,
-    AllowedTools,
-    FunctionCall,
-    FunctionDefinition,
-    FunctionName,
-    FunctionTool,
-    JsonObjectFormat,
-    JsonSchema,
-    JsonSchemaFormat,
-    NamedToolChoice,
-    ResponseFormat,
-    ToolCall,
-    ToolChoice,
-    check_tools,
-)
-from omnibus_gateway.openai.vllm_params import check_vllm_params
 
 
 class ChatOfResponse(Struct, frozen=True):
