@@ -13,7 +13,7 @@ from omnibus.errors import BadRequest, Rejected
 from omnibus_gateway.ollama.answer import AnswerLines, AnswerShape, encode_answer
 from omnibus_gateway.ollama.wire import ChatTurn, GenerateRequest, OllamaChatRequest, OllamaOptions
 from omnibus_gateway.openai import chat_request as chats
-from omnibus_gateway.openai import tools
+from omnibus_gateway.openai import options as chat_options
 from omnibus_gateway.openai.chat_response import AnswerEncoders, encode_image_completion
 from omnibus_gateway.openai.parse import check_chat, decode_body
 
@@ -131,10 +131,10 @@ def _to_turns(request: GenerateRequest) -> list[ChatTurn]:
     return [*system, ChatTurn(role="user", content=request.prompt, images=request.images)]
 
 
-def _to_format(format: str | dict[str, Any] | None) -> tools.ResponseFormat | None:
+def _to_format(format: str | dict[str, Any] | None) -> chat_options.ResponseFormat | None:
     if isinstance(format, dict):
-        return tools.JsonSchemaFormat(tools.JsonSchema("answer", format))
-    return tools.JsonObjectFormat() if format else None
+        return chat_options.JsonSchemaFormat(chat_options.JsonSchema("answer", format))
+    return chat_options.JsonObjectFormat() if format else None
 
 
 def _thinking_fields(think: bool | str | None) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class _Messages:
     def __init__(self) -> None:
         self.converted: list[chats.Message] = []
         self._calls = 0
-        self._open_calls: list[tools.ToolCall] = []
+        self._open_calls: list[chat_options.ToolCall] = []
 
     def add(self, turn: ChatTurn, param: str) -> None:
         """Convert ``turn``. Raises ``BadRequest`` for fields that its role cannot have."""
@@ -172,7 +172,7 @@ class _Messages:
         for call in turn.tool_calls or ():
             arguments = msgspec.json.encode(call.function.arguments).decode()
             id = call.id if isinstance(call.id, str) else f"call_{self._calls}"
-            calls.append(tools.ToolCall(id, tools.FunctionCall(call.function.name, arguments)))
+            calls.append(chat_options.ToolCall(id, chat_options.FunctionCall(call.function.name, arguments)))
             self._calls += 1
         self._open_calls = [*calls]
         return chats.AssistantMessage(
