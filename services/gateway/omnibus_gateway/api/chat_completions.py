@@ -1,12 +1,9 @@
 """``POST /v1/chat/completions``, the one hot path: for models of the plan, and for apps.
 
-Translation of chats in other dialects, with defaults of their models.
-
-Chats that request images: ``modalities`` with ``image``, as in other open servers.
-
-The prompt consists of the texts of user and system messages, and their images are the input of a model that edits. Such
-a model has no memory, so earlier answers are dropped. The answer has ``images`` next to its ``content``, which stays
-empty: image models write no text. A stream sends all images at once.
+Chats in vLLM-Omni's dialect are translated, with defaults of their models. Chats may request images (``modalities``
+with ``image``), as in other open servers. The prompt then consists of the texts of user and system messages, and their
+images are the input of a model that edits. Such a model has no memory, so earlier answers are dropped. The answer has
+``images`` next to its ``content``, which stays empty: image models write no text. A stream sends all images at once.
 """
 
 import base64

@@ -2,14 +2,11 @@
 
 In a chat, the worker gets the request as ``ChatInput`` and returns the streams of the answer. The functions of other
 routes (``omnibus.app.routes``) get theirs. An app with a ``ChatInput`` need not be a model, and can return any JSON:
-see ``parse_app_chat`` and ``invoke_app``.
+see ``parse_app_chat`` and ``invoke_app``. They get OpenAI chat requests, with images and audio.
 
-``POST /v1/apps/{name}/invoke`` as plain ASGI: JSON in, JSON or server-sent events out.
-
-Apps with a ``ChatInput`` get OpenAI chat requests, with images and audio.
-
-The first part of a stream decides its status: if an app fails before it, the client gets a plain error response. If it
-fails later, the stream ends with an error frame instead of ``[DONE]``.
+``POST /v1/apps/{name}/invoke`` is plain ASGI: JSON in, JSON or server-sent events out. The first part of a stream
+decides its status: if an app fails before it, the client gets a plain error response. If it fails later, the stream
+ends with an error frame instead of ``[DONE]``.
 """
 
 from collections.abc import Sequence

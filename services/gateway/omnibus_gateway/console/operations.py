@@ -1,10 +1,7 @@
 """Data of the operators' pages: executors, dead letters and settings, without secrets.
 
-Plans for the console: the current and the staged plan, changes and history.
-
-Replays and forks of recorded invocations, from the console.
-
-They are streams of the output of ``omnibus replay``.
+The pages also show the current and the staged plan, changes and history. Operators can replay and fork recorded
+invocations, as streams of the output of ``omnibus replay``.
 """
 
 import asyncio

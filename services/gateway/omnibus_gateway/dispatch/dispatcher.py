@@ -3,8 +3,7 @@
 An executor is replaced if it has no subscriber, replies ``busy``, falls silent or dies. Its nodes move to a route
 without it, as the next attempt, together with the nodes that depend on them. Other nodes continue if their outputs are
 retained (``omnibus_gateway.dispatch.failures``). The client never receives an output twice.
-
-Late reports of nodes that were still running when their invocation ended.
+Nodes that still run when their invocation ends may report late.
 """
 
 import asyncio

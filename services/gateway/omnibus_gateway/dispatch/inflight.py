@@ -1,6 +1,6 @@
 """State of one invocation in flight: its nodes, their executors and their results.
 
-Playback of recorded outputs, for replays that begin mid-graph.
+A replay that begins mid-graph plays recorded outputs back to its nodes.
 """
 
 import asyncio

@@ -6,10 +6,9 @@ retaining: otherwise the death of that stage would make the producer run again. 
 so they are always retained. The bytes are bounded here, and the sidecar drops retained tensors before it rejects an
 allocation.
 
-Capture of outputs between nodes, for replays that begin mid-graph.
-
-There is one record per output: a list of chunks, each with its small data and its rows. Encoded, a record is the length
-of a head, the head (JSON), and the arrays in order, little-endian as they lie in memory.
+Outputs between nodes can also be captured, for replays that begin mid-graph. There is one record per output: a list of
+chunks, each with its small data and its rows. Encoded, a record is the length of a head, the head (JSON), and the
+arrays in order, little-endian as they lie in memory.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

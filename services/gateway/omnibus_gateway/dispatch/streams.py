@@ -1,9 +1,8 @@
 """Streams of results for the app, which survive a change of executor.
 
 A node that moves to another executor runs again, from the start or from a position that it reports. Seeds make it
-produce the same answer. So a stream skips the part that the client already received and checks that it is the same.
-
-Digest of a stream's content, independent of its chunks, to compare replays.
+produce the same answer. So a stream skips the part that the client already received and checks that it is the same. A
+digest of its content, independent of chunks, compares replays.
 """
 
 import asyncio

@@ -3,8 +3,7 @@
 httptools limits neither the bytes nor the time of a head, and copies a line again with each piece of it. The connection
 therefore counts bytes before it passes them to the parser, and starts a timer when a request may begin. Bodies are
 limited where they are read (``openai.parse.read_body``), because the limit depends on the route.
-
-Writes to a client connection: one system call per turn of the event loop.
+Writes to the client share one system call per turn of the event loop.
 """
 
 import asyncio

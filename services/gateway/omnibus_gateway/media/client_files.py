@@ -3,12 +3,9 @@
 A file is two objects: ``<owner>/data/<id>``, then ``<owner>/about/<id>``, its description. Without the second object
 there is no file. The owner is part of the key, so that no id leads to a file of another tenant.
 
-Reservations of room for files, until they are stored.
-
-All gateways reserve in the store, so concurrent uploads cannot exceed a limit together: a later upload sees the
-earlier reservation or file. While the store is unavailable, each gateway counts its own uploads.
-
-Resolution of file ids in a chat to media.
+All gateways reserve room for files in the store until these are stored, so concurrent uploads cannot exceed a limit
+together: a later upload sees the earlier reservation or file. While the store is unavailable, each gateway counts its
+own uploads. File ids in a chat become media.
 """
 
 import asyncio

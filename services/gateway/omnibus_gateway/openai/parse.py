@@ -1,12 +1,10 @@
 """Parsing of HTTP bodies to a checked ``ChatRequest``.
 
-Accepted values of a field, read from its type for error messages.
-
-Rejection of JSON with too many values, before decoding it.
-
-The event loop that all tenants share decodes bodies. Long strings, such as media, decode fast, but sixty megabytes of
-brackets would block it for many seconds. So the gateway first counts the characters between values: brackets and
-commas, which base64 does not contain. Only if there are many does it check which of them are inside strings.
+Error messages name the accepted values of a field, read from its type. JSON with too many values is rejected before
+decoding it. The event loop that all tenants share decodes bodies. Long strings, such as media, decode fast, but sixty
+megabytes of brackets would block it for many seconds. So the gateway first counts the characters between values:
+brackets and commas, which base64 does not contain. Only if there are many does it check which of them are inside
+strings.
 """
 
 import asyncio

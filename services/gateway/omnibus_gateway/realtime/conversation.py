@@ -1,6 +1,7 @@
 """Ordered items of a conversation, and the events of a response that adds items to it.
 
-The first event is ``response.created``, the last one ``response.done``. Between them, each item has, in this order:
+The first event of a response is ``response.created``, the last one ``response.done``. Between them, each item has, in
+this order:
 
 - ``response.output_item.added``, ``conversation.item.added``, ``response.content_part.added``
 - its deltas and their ``done`` events

@@ -3,11 +3,8 @@
 While the user speaks, and in sessions without turn detection, all audio is logged. Of silence, only the duration is
 logged, up to audio that may be the beginning of a turn. A client that resumes the session sends the rest again.
 
-Audio that a client has appended and not committed yet.
-
-Turn detection: finds where the turns of a user begin and end from frames with speech.
-
-Positions count all appended audio of the session, so that events and the client's own clock agree.
+Turn detection finds where the turns of a user begin and end, from frames with speech. Positions count all appended
+audio of the session, so that events and the client's own clock agree.
 """
 
 import asyncio

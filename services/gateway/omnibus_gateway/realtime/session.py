@@ -1,8 +1,7 @@
 """Session of one client: its events change the conversation and request responses.
 
-Outgoing events of one session: numbered, and logged with the state that another gateway needs.
-
-Conversion of input audio to messages. The model processes them while the user speaks.
+Its outgoing events are numbered, and logged with the state that another gateway needs. Input audio becomes messages,
+which the model processes while the user speaks.
 """
 
 import time

@@ -3,12 +3,9 @@
 When it is cancelled, its request ends immediately: one ``end`` stops every stage before its next step. The client gets
 the closing events of the output so far.
 
-Conversion of conversation items to the chat request that a model answers.
-
-Output that the client already has: a gateway that regenerates the response skips it.
-
-The number of tokens per event depends on the load of the executor. Text, calls and audio are therefore compared by
-their concatenation.
+Items of the conversation become the chat request that a model answers. A gateway that regenerates a response skips the
+output that the client already has. The number of tokens per event depends on the load of the executor. Text, calls and
+audio are therefore compared by their concatenation.
 """
 
 import asyncio

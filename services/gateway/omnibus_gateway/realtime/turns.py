@@ -1,14 +1,11 @@
 """Responses of one session in progress; at most one of them writes to the conversation.
 
-Early answers: they start in a pause that is too short to end the turn.
+An early answer starts in a pause that is too short to end the turn. The model receives the same audio whether or not
+its answer started early, so the answer is the same too. Before the turn ends, the output of an early answer is not
+read, sent, logged or counted against the request limit of the key. If the user continues to speak, the request of the
+early answer is cancelled.
 
-The model receives the same audio whether or not its answer started early, so the answer is the same too. Before the
-turn ends, the output of an early answer is not read, sent, logged or counted against the request limit of the key. If
-the user continues to speak, the request of the early answer is cancelled.
-
-Processing of a turn's audio while the user speaks.
-
-Only the last windows remain when the turn ends.
+The audio of a turn is processed while the user speaks, so that only the last windows remain when the turn ends.
 Encoders that attend within windows cache the windows that they have encoded (``omnibus_encoder.embedding_cache``).
 Language models that cache prompts of conversations cache their rows (``omnibus_llm.engine.kept_prompts``).
 Each time another window is complete, the gateway sends the conversation with the audio so far to both, which compute

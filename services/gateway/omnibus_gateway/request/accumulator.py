@@ -1,10 +1,7 @@
 """Accumulated parts of one answer, and the recorded summary of them.
 
-Smoothness of a streamed answer: the time between tokens, and gaps in its audio playback.
-
-Accumulated parts of several answers to one request, and their recorded summary.
-
-Ids of an answer's tokens, for a gateway that generates it again.
+They also show how smooth a streamed answer was: the time between tokens, and gaps in its audio playback. A request may
+have several answers with one summary. The ids of tokens serve a gateway that generates the answer again.
 """
 
 import hashlib

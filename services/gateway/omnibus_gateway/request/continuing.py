@@ -1,15 +1,11 @@
 """Streamed chats that any other gateway can continue without gaps or repeats.
 
-- promise: the request, its seed and its deadline are stored before the first event is sent. The id of each event
-  contains the position in the answer.
-- tokens: every tenth of a second a gateway writes the token ids of all its answers together.
-- continue: any gateway generates the answer again from the same seed, skips the part that the client received, and
-  continues. A language model that can resume begins after the known tokens.
-- claim: if several gateways send one answer, the last one wins. It notifies the former one on the bus, which stops.
+The request, its seed and its deadline are stored before the first event is sent. Any gateway can then generate the
+answer again from the same seed, skip the part that the client received, and continue. If several gateways send one
+answer, the last one wins. It notifies the former one on the bus, which stops.
 
-Tokens are stored for speed, not for correctness: without them the same answer is generated from its beginning.
-
-Ids of a streamed chat's events, from which another gateway can continue.
+Every tenth of a second, a gateway writes the token ids of all its answers together. A language model that can resume
+begins after the known tokens. Without them the same answer is generated from its beginning.
 
 The number of tokens per event depends on the executor's load, so events are not counted. Instead an event's id contains
 the amount of the answer that was sent with it: ``<token>.<characters>.<digest>.<bytes of sound>.<digest>.<closing

@@ -1,10 +1,8 @@
 """Inputs of requests: validated, completed, and placed where executors read them.
 
-Large ones go to the arena, and earlier results to later segments.
-
-They are stored by hash, so that a replay reads the same bytes.
-
-Without a salt, the time to the first token would reveal to a tenant how much of its prompt another tenant has sent.
+Large ones go to the arena, and earlier results to later segments. They are stored by hash, so that a replay reads the
+same bytes. Prompts are salted: without a salt, the time to the first token would reveal to a tenant how much of its
+prompt another tenant has sent.
 """
 
 import time

@@ -1,11 +1,8 @@
 """Load of this gateway by model and request type, reported each second.
 
 A request only increments counters. A timer publishes them, and updates those that Prometheus scrapes. It runs from the
-first request until nothing is in flight and a whole period had no news.
-
-Load counters of one model and request type, between two reports.
-
-Prometheus metrics computed at scrape time: executors, path shares, limits, dead letters.
+first request until nothing is in flight and a whole period had no news. Prometheus metrics of
+executors, path shares, limits and dead letters are computed at scrape time.
 """
 
 import asyncio

@@ -1,10 +1,8 @@
 """Record stream: every invocation as sent, and its end with times and the answer's digest.
 
-Rules for records, by tenant: content of requests, or only sizes and digests.
-
-Writes dead letters; see ``omnibus.recording.dead_letters``.
-
-Recorded calls of apps, with answer digests to compare other versions.
+Rules decide by tenant whether a record has the content of requests, or only sizes and digests. Failed requests become
+dead letters (``omnibus.recording.dead_letters``). Calls of apps are recorded with the digest of their answer, so that
+another version of the app can be compared.
 """
 
 import asyncio

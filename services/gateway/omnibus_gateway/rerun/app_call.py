@@ -2,9 +2,7 @@
 
 Its graphs run like those of mirrored requests (``omnibus_gateway.rerun.replayer``). They are not recorded, counted as
 load or charged to a tenant. They do not move to another executor, and do not use cached results for their media. Media
-that the app places are not stored.
-
-The last recorded calls of an app, with their graphs.
+that the app places are not stored. The calls are the last recorded ones of the app, with their graphs.
 """
 
 import asyncio

@@ -4,12 +4,9 @@ The record has digests of outputs that an app read. The answer of a plain chat h
 calls, and its samples, which may differ by ``MAX_SAMPLE_DIFFERENCE``. Outputs between stages are compared if they were
 kept, to name the first stage that made a difference.
 
-The first place in which two runs of an output differ. Pure, no I/O.
-
-Verdicts on replays: the compared outputs, their amount, and the first difference.
-
-``identical`` is True if all requested outputs are equal, and not all are empty. It is False if an output differs. It is
-None if that is unknown: the record lacks an answer, a digest or samples, or there was nothing to compare. Pure, no I/O.
+A verdict has the compared outputs, their amount, and the first place that differs. ``identical`` is True if all
+requested outputs are equal, and not all are empty. It is False if an output differs. It is None if that is unknown: the
+record lacks an answer, a digest or samples, or there was nothing to compare. Pure, no I/O.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

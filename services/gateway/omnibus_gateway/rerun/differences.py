@@ -1,8 +1,7 @@
 """Comparison of two runs of one invocation per stage: bits, tolerance for tensors, similarity of texts.
 
-As in ``omnibus_gateway.dispatch.streams``, the division of an output into chunks does not matter. Pure, no I/O.
-
-Comparison of two JSON answers by value: numbers by tolerance, texts by similarity, others by equality.
+As in ``omnibus_gateway.dispatch.streams``, the division of an output into chunks does not matter. JSON answers are
+compared by value: numbers by tolerance, texts by similarity, others by equality.
 """
 
 from collections.abc import Mapping, Sequence

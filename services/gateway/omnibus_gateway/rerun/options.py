@@ -8,10 +8,9 @@
                    empty for any.
 ``Omnibus-Digests``  any value: the run is not recorded, and the answer has the digest of each output.
 
-Graphs of a recorded request to replay: one, or all segments of a request whose graph grew.
-
-Each segment is recorded with the results of earlier ones among its inputs, so that it can be replayed alone. The record
-contains all that tools and the app's own code made of results, so a replay calls no external service.
+A request whose graph grew is replayed as a whole, segment by segment. Each segment is recorded with the results of
+earlier ones among its inputs, so that it can be replayed alone. The record contains all that tools and the app's own
+code made of results, so a replay calls no external service.
 """
 
 import re

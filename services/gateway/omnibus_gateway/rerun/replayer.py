@@ -4,9 +4,8 @@ Headers may request another path, certain executors, or a start in the middle: `
 request whose graph grew is replayed segment by segment: see ``omnibus_gateway.rerun.options``.
 
 Replies are one-line JSON: first where each segment runs, then the answer and its comparison, then an empty message. A
-replay can do no more than the original request.
-
-One run of a recorded invocation without a record: its outputs, times and failure.
+replay can do no more than the original request. A mirrored run has no record: its result is its outputs, times and
+failure.
 """
 
 import asyncio

@@ -6,9 +6,7 @@ alternating order. Neither run is recorded, counted as load, or charged to a ten
 starts only while the executors have spare capacity, and is cancelled when client requests need it. Without a candidate,
 nothing here runs, and requests do not call it at their end.
 
-Client requests of a canary, compared with those of the other executors: failures and slow ones.
-
-Comparison of one finished request on serving version and candidate.
+Requests that a canary serves to clients count separately: failures and slow ones, beside those of other executors.
 """
 
 import asyncio

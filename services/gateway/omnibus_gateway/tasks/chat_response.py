@@ -1,8 +1,6 @@
 """Conversion of output streams to the HTTP response: JSON as a whole, or server-sent events.
 
-Fields of an answer as streams: results of executors directly, all other values through a task.
-
-Conversion of the streams of several answers to one HTTP response: JSON, or interleaved events.
+Results of executors are streams already; a task reads all other values. The events of several answers are interleaved.
 """
 
 import asyncio

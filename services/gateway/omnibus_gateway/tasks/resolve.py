@@ -1,6 +1,6 @@
 """Composite tasks of the models of the plan: chat, images, videos, embeddings, reranking, transcripts and speech.
 
-Facts about a model for clients: inputs, outputs, voices, context.
+Clients get facts about a model from here: inputs, outputs, voices and context.
 """
 
 import inspect
