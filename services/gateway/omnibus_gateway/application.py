@@ -23,8 +23,7 @@ from omnibus.errors import NotFound, OmnibusError, Rejected
 from omnibus.metrics import render_exposition
 from omnibus.plan import Plan
 from omnibus.settings import GatewaySettings
-from omnibus_gateway.adapters.control import AdapterControl
-from omnibus_gateway.adapters.routes import AdapterRoutes
+from omnibus_gateway.adapters.control import AdapterControl, AdapterRoutes
 from omnibus_gateway.anthropic.errors import MessagesDialect
 from omnibus_gateway.anthropic.openapi import message_components, message_paths
 from omnibus_gateway.anthropic.routes import CountTokensRoute, MessageRoute

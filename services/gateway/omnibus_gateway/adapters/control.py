@@ -1,6 +1,7 @@
-"""Loading and unloading of LoRA adapters. Other gateways follow the store; executors load on request.
+"""Loading and unloading of LoRA adapters, by operators and as in vLLM. Other gateways follow the store.
 
-Before clients can call an adapter, the gateway checks its header, and one executor of its model answers with it.
+Before clients can call an adapter, the gateway checks its header, and one executor of its model answers with it. The
+others load it on request.
 """
 
 import asyncio
@@ -9,14 +10,19 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Annotated
 
+from fastapi import FastAPI
 from msgspec import Meta, Struct, json
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 from omnibus.checkpoints.adapters import describe_adapter
 from omnibus.errors import BadRequest, Conflict, NotFound
 from omnibus.plan import LANGUAGE_COMPONENTS
 from omnibus.settings import GatewaySettings
 from omnibus.store import AdapterRecord, Store
+from omnibus_gateway.auth.access_rules import AdminAuth
 from omnibus_gateway.core import Router
+from omnibus_gateway.http.exchange import add_routes, read_request
 from omnibus_gateway.openai.chat_request import ChatRequest, UserMessage
 from omnibus_gateway.openai.parse import decode_body
 from omnibus_gateway.tasks.chat import Chat
@@ -174,3 +180,30 @@ class AdapterControl:
                     await self._changed.wait()
         except TimeoutError:
             log.warning("adapter %s: the store has not confirmed the change yet", name)
+
+
+#: Limit of a request's body in bytes.
+MAX_BODY_BYTES = 16 << 10
+
+
+class AdapterRoutes:
+    """Adds the routes of ``control`` to an application."""
+
+    def __init__(self, settings: GatewaySettings, control: AdapterControl) -> None:
+        self._admin = AdminAuth(settings)
+        self._control = control
+
+    def add_routes(self, app: FastAPI) -> None:
+        add_routes(app, {LOAD: {"POST": self._load_adapter}, UNLOAD: {"POST": self._unload_adapter}})
+
+    async def _load_adapter(self, request: Request) -> Response:
+        record = await self._control.load(await self._read_body(request))
+        return PlainTextResponse(f"Success: LoRA adapter '{record.name}' added successfully.")
+
+    async def _unload_adapter(self, request: Request) -> Response:
+        name = await self._control.unload(await self._read_body(request))
+        return PlainTextResponse(f"Success: LoRA adapter '{name}' removed successfully.")
+
+    async def _read_body(self, request: Request) -> bytes:
+        self._admin.require_token(request.headers)
+        return (await read_request(request.scope, request.receive, MAX_BODY_BYTES)).body

@@ -26,13 +26,8 @@ from omnibus.recording.sessions import read_session
 from omnibus.service import until_cancelled
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.auth.access_rules import bearer_token
+from omnibus_gateway.http import exchange
 from omnibus_gateway.http.exchange import (
-    CLOSE_SECONDS,
-    GOING_AWAY,
-    NORMAL,
-    POLICY,
-    RESTART,
-    SERVER_ERROR,
     PostRequest,
     PostRoute,
     WebSocketConnection,
@@ -146,7 +141,7 @@ RESUME_MODES = ("off", "requested", "always")
 #: Seconds that a client may take to read its events.
 STALLED_SECONDS = 30.0
 #: Codes with which a client closes a session for good.
-_FINAL_CLOSES = (NORMAL, GOING_AWAY)
+_FINAL_CLOSES = (exchange.NORMAL, exchange.GOING_AWAY)
 
 
 class SessionEnd(NamedTuple):
@@ -273,7 +268,7 @@ class Realtime(OpenSockets):
         """Run a session on an accepted connection until one side ends it."""
         outbox = EventSender(connection.send_text, STALLED_SECONDS, opened_session.log)
         session = self._create_session(opened_session, outbox, limits)
-        end = SessionEnd(SERVER_ERROR, "internal error", over="internal error")
+        end = SessionEnd(exchange.SERVER_ERROR, "internal error", over="internal error")
         try:
             if opened_session.restored is None:
                 session.begin(str(opened_session.token) if opened_session.token else "", current_tenant().name)
@@ -324,7 +319,7 @@ class Realtime(OpenSockets):
             done_tasks, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if not done_tasks:
                 error = EventRefused("The session reached its maximum duration: open another one.", SESSION_EXPIRED)
-                return SessionEnd(GOING_AWAY, "session expired", error, over="expired")
+                return SessionEnd(exchange.GOING_AWAY, "session expired", error, over="expired")
             return next(iter(done_tasks)).result()
         finally:
             for task in tasks:
@@ -340,7 +335,7 @@ class Realtime(OpenSockets):
                 if session.is_responding:
                     continue
                 error = EventRefused(f"The client has sent nothing for {idle:g} s.", IDLE_TIMEOUT)
-                return SessionEnd(NORMAL, "idle", error, over="idle")
+                return SessionEnd(exchange.NORMAL, "idle", error, over="idle")
             except OmnibusError as error:
                 session.post_error(error)
                 continue
@@ -349,7 +344,7 @@ class Realtime(OpenSockets):
             try:
                 await session.handle_text(text)
             except TooSlow as error:
-                return SessionEnd(POLICY, error.message, over="slow")
+                return SessionEnd(exchange.POLICY, error.message, over="slow")
             except Exception as error:  # noqa: BLE001 the client gets it
                 session.post_error(client_error(error, session.id), read_event_id(text))
             await pace.wait()
@@ -361,7 +356,7 @@ class Realtime(OpenSockets):
         if end.error is not None:
             session.post_error(end.error)
         try:
-            async with asyncio.timeout(CLOSE_SECONDS):
+            async with asyncio.timeout(exchange.CLOSE_SECONDS):
                 await outbox.flush_texts()
         except (ClientDisconnected, TimeoutError, OmnibusError):
             pass  # the client does not read, or has resumed the session elsewhere
@@ -370,7 +365,7 @@ class Realtime(OpenSockets):
     async def _wait_drained(self, session: RealtimeSession) -> SessionEnd:
         await self.wait_stop()
         await session.wait_responses()
-        return SessionEnd(RESTART, "the gateway is stopping")
+        return SessionEnd(exchange.RESTART, "the gateway is stopping")
 
 
 def _check_opens(token: ResumeToken, restored_session: RestoredSession) -> None:
@@ -390,16 +385,16 @@ def _check_goes_on(restored_session: RestoredSession) -> None:
 
 async def _wait_key_revoked(limits: RateLimits | None) -> SessionEnd:
     await wait_revoked(limits)
-    return SessionEnd(POLICY, "the API key was revoked", revoked_error(), over="revoked")
+    return SessionEnd(exchange.POLICY, "the API key was revoked", revoked_error(), over="revoked")
 
 
 async def _send_events(outbox: EventSender) -> SessionEnd:
     try:
         await outbox.send_texts()
     except TooSlow as error:
-        return SessionEnd(POLICY, error.message, over="slow")
+        return SessionEnd(exchange.POLICY, error.message, over="slow")
     except Conflict:
-        return SessionEnd(POLICY, "the session continues on another connection")
+        return SessionEnd(exchange.POLICY, "the session continues on another connection")
     except ClientDisconnected:
         pass
     return SessionEnd()
