@@ -293,11 +293,12 @@ class Chat:
 
     async def _resolve_spoken(self, request: ChatRequest) -> ChatRequest:
         """Replace ids of earlier spoken answers by the answers."""
-        if self.spoken is not None:
-            return await self.spoken.resolve_references(request)
-        for index, _ in answer_references(request):
+        index = next((index for index, _ in answer_references(request)), None)
+        if index is None:
+            return request
+        if self.spoken is None:
             raise unknown_audio_error(index)
-        return request
+        return await self.spoken.resolve_references(request)
 
     def resolve_voice(self, name: str, model: str) -> str:
         """Return the voice of ``model`` for ``name``. Raises ``BadRequest`` for an unknown voice."""
