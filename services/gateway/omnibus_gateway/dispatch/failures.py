@@ -8,8 +8,7 @@ is cleared. Suspects move like other nodes, but avoid executors with more compon
 
 At a further death, the suspects with the most deaths are compared. If they belong to one request, its input is refused.
 If they belong to several, these requests run one at a time, so the next death identifies the culprit. An executor
-that returns as the same process only lost its connection, which does not count as a death. Times are seconds of one
-clock, which callers read.
+that returns as the same process only lost its connection: no death. Times are seconds of one clock, read by callers.
 
 A lost stage restarts with its dependents, but without its producers: the gateway also receives the outputs of these
 (``omnibus_gateway.dispatch.retention``). It forwards them to the executors that restart: first the earlier chunks, then
@@ -54,10 +53,9 @@ RECONNECT_GRACE_SECONDS = 1.5  # seconds that executors have to reappear after a
 #: Seconds within which a refusal arrives, unless the bus or this process was frozen. Executors leave a frozen bus.
 MAX_REFUSAL_SECONDS = 1.0
 ACCEPT_TIMEOUT_SECONDS = 3.0  # seconds within which every executor of a route must have answered
-MAX_POLL_DELAY_SECONDS = (
-    1.0  # seconds by which a check may be late: after a longer pause, messages sent during it are still unread
-)
+MAX_POLL_DELAY_SECONDS = 1.0  # by which a check may be late: messages sent during a longer pause are still unread
 
+_FRAME_OVERHEAD_BYTES = 512  # reserved in a message for its frame
 #: Replaces the invocation in the subject of a probe's refusal; milliseconds replace the attempt.
 PROBE = "-"
 
@@ -398,10 +396,6 @@ def _refusal_error(seconds: float) -> BadInput:
         f"this input ended {MAX_DEATHS} executors and is refused for {ceil(seconds)} seconds: send another one, or ask "
         "the operator, who finds it among the dead letters"
     )
-
-
-#: Bytes of a message that are reserved for its frame.
-_FRAME_OVERHEAD_BYTES = 512
 
 
 class StageRestarts:
