@@ -164,8 +164,8 @@ MUTATIONS = [
     ),
     Mutation(
         "services/llm/omnibus_llm/engine/slot_cache.py",
-        "return (positions[None] <= self._ends[:, None])",
-        "return (positions[None] < self._ends[:, None] + 2)",
+        "return (self._positions[None] <= self._ends[:, None])",
+        "return (self._positions[None] < self._ends[:, None] + 2)",
         "tests/unit/llm",
     ),
     Mutation(
