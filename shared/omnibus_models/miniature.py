@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from omnibus_models.recorded_calls import WINDOWS
+
 #: Codes of a vocoder, more than random models can choose.
 CODES = 4096
 _MAX_PARAMETERS = 400_000_000
@@ -79,7 +81,6 @@ _CHOSEN_EXPERTS = frozenset(
     {"zero_expert_num", "num_experts_per_tok", "moe_k", "top_k_experts", "num_experts_per_token", "moe_topk"}
 )
 _EXPERT_GROUPS = frozenset({"n_group", "topk_group"})
-_WINDOWS = frozenset({"sliding_window", "sliding_window_size", "attention_chunk_size", "window_size", "local_window"})
 #: The first token that an encoder embeds itself.
 _OFFSET = "vocab_offset"
 #: Tokens by the words for codes of images (Chameleon), and how many of them a copy has.
@@ -104,7 +105,7 @@ _LIMITS = (
     (_EXPERT_GROUPS, 1),
     (_PERIODS, 2),
     (_OFFSETS, 1),
-    (_WINDOWS, WINDOW),
+    (WINDOWS, WINDOW),
     (_VOCABULARIES, VOCABULARY),
     (frozenset({"num_filters"}), 8),  # of the first of several stages
 )
@@ -186,11 +187,11 @@ def _shrink_part(fields: Mapping[str, Any], is_text: bool, widths: dict[int, int
     shrunk = shrink_fields(fields)
     if is_text:
         shrunk |= {
-            name: min(value, _MEDIA_WINDOW) for name, value in fields.items() if name in _WINDOWS and _is_count(value)
+            name: min(value, _MEDIA_WINDOW) for name, value in fields.items() if name in WINDOWS and _is_count(value)
         }
         main = next((name for name in _WIDTHS if _is_count(fields.get(name))), "")
     else:
-        shrunk |= {name: value for name, value in fields.items() if name in _VOCABULARIES | _WINDOWS}
+        shrunk |= {name: value for name, value in fields.items() if name in _VOCABULARIES | WINDOWS}
         shrunk |= {name: min(value, LAYERS) for name, value in fields.items() if name in _DEPTHS and _is_count(value)}
         shrunk |= {name: [1] * len(value) for name, value in fields.items() if name == "depths" and value}
         shrunk |= {name: _shrink_choice(name, value) for name, value in fields.items() if name.endswith(_CHOSEN_LAYERS)}

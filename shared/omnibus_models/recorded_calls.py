@@ -29,6 +29,9 @@ _MAX_CALL_SECONDS = 0.05
 _PLAIN_CALLS = 2
 _MAX_RECORDINGS = 64
 
+#: Fields of configurations that limit the positions to which a layer attends.
+WINDOWS = frozenset({"sliding_window", "sliding_window_size", "attention_chunk_size", "window_size", "local_window"})
+
 #: Output of a function: a tensor, or a tuple of tensors.
 T = TypeVar("T", Tensor, tuple[Tensor, ...])
 
@@ -44,10 +47,34 @@ class RecordingSettings:
 
 
 class CallShape(NamedTuple):
-    """Shape of a call. All calls of one ``kind`` share a recording; each ``size`` is compared once."""
+    """Shape of a call. All calls of one ``kind`` share a recording; each ``size`` is compared once.
+
+    A recording keeps the branches that depend on a shape. So a ``size`` contains no number at which a branch changes.
+    """
 
     kind: Hashable
     size: Hashable
+
+
+class PositionRanges:
+    """Ranges of numbers of positions in which a model takes the same branches: between its windows."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._windows = sorted(_read_windows(getattr(module, "config", None)))
+
+    def find_range(self, positions: int) -> tuple[int, ...]:
+        """Return the range of ``positions``: its power of two, and its side of each window.
+
+        A branch may include a window's end or not, so the numbers next to it are ranges of their own.
+        """
+        return positions.bit_length(), *(max(-2, min(positions - window, 2)) for window in self._windows)
+
+
+def _read_windows(config: Any) -> set[int]:
+    """Return the windows of a configuration and of those in it."""
+    fields = vars(config) if hasattr(config, "to_dict") else {}
+    own = {value for name, value in fields.items() if name in WINDOWS and isinstance(value, int)}
+    return own.union(*map(_read_windows, fields.values()))
 
 
 class RecordedCalls(Generic[T]):

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import Gemma3Config, MistralConfig
 
-from omnibus_models.recorded_calls import CallShape, RecordedCalls, RecordingSettings
+from omnibus_models.recorded_calls import CallShape, PositionRanges, RecordedCalls, RecordingSettings
 
 Layer = nn.Linear(4, 4)
 
@@ -66,6 +67,30 @@ def test_a_recording_that_keeps_a_size_is_found_out(caplog: pytest.LogCaptureFix
 
     assert (calls.recordings, calls.compared) == (0, 0)
     assert "gives other values" in caplog.text
+
+
+@pytest.mark.parametrize("window", [11, 16])
+def test_a_branch_at_a_window_is_compared_on_both_of_its_sides(window: int) -> None:
+    def double_beyond(_: None, rows: Tensor) -> Tensor:
+        return rows * (2 if len(rows) > window else 1)
+
+    module = nn.Linear(4, 4)
+    module.config = MistralConfig(sliding_window=window)
+    ranges = PositionRanges(module)
+    calls = RecordedCalls(module, double_beyond, lambda _, rows: CallShape(None, ranges.find_range(len(rows))))
+
+    for count in (8, 8, 9, 9, 10, 8, 9, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20):
+        rows = torch.randn(count, 4)
+        assert torch.equal(calls(None, rows), double_beyond(None, rows)), count
+
+
+def test_windows_of_inner_configurations_count() -> None:
+    module = nn.Linear(4, 4)
+    module.config = Gemma3Config(text_config={"sliding_window": 600})
+
+    find_range = PositionRanges(module).find_range
+    assert find_range(590) == find_range(596)
+    assert len({find_range(count) for count in (596, 599, 600, 601, 602)}) == 5
 
 
 @pytest.mark.parametrize(
