@@ -24,6 +24,8 @@ TOKENS = 24
 SLOTS = 3
 #: Seconds until lost executors serve again on a busy machine: five to notice, and their start.
 BACK_SECONDS = 60.0
+#: Seconds for the first start of executors, on a machine that also runs other tests.
+START_SECONDS = 150.0
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 40.0
 

@@ -9,7 +9,7 @@ import pytest
 
 from omnibus import profile as profiles
 from omnibus.plan import Plan
-from tests.e2e.agents.cluster import BACK_SECONDS, AgentCluster, count_states, start_cluster
+from tests.e2e.agents.cluster import BACK_SECONDS, START_SECONDS, AgentCluster, count_states, start_cluster
 from tests.e2e.planned.cell import FAMILY, MODEL, SIMULATED, make_profile
 from tests.e2e.planned.conftest import SETTINGS
 
@@ -45,7 +45,7 @@ async def test_a_plan_uses_the_machines_that_are_up(cluster: AgentCluster) -> No
     two = {cluster.name(2), cluster.name(3)}
     for name in two:
         cluster.start_agent(name)
-    live = await cluster.wait_for_agents(lambda live: count_states(live) == {"ready": 2 * SLOTS})
+    live = await cluster.wait_for_agents(lambda live: count_states(live) == {"ready": 2 * SLOTS}, START_SECONDS)
     plan = await current_plan(cluster)
     assert planned_nodes(plan) == two
     for option, places in (plan.placement or {}).items():

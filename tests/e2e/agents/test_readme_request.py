@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from omnibus.up.tiny_models import tiny_models
-from tests.e2e.agents.cluster import AgentCluster, count_states, start_cluster
+from tests.e2e.agents.cluster import START_SECONDS, AgentCluster, count_states, start_cluster
 from tests.e2e.test_readme import ROOT, code_blocks
 
 pytestmark = pytest.mark.e2e
@@ -39,7 +39,7 @@ async def test_the_request_of_the_readme_is_answered_by_executors_on_two_machine
     two = (cluster.name(2), cluster.name(3))
     for name in two:
         cluster.start_agent(name, "--slots", SLOTS)
-    live = await cluster.wait_for_agents(lambda live: count_states(live) == {"ready": 6})
+    live = await cluster.wait_for_agents(lambda live: count_states(live) == {"ready": 6}, START_SECONDS)
     await cluster.system.becomes_ready()
     assert all(live[name].executors for name in two)
     program = next(block for block in code_blocks("python") if MODEL in block)

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from transformers import Gemma3Config, MistralConfig
 
-from omnibus_models.recorded_calls import CallShape, PositionRanges, RecordedCalls, RecordingSettings
+from omnibus_models.recorded_calls import CallShape, RecordedCalls, RecordingSettings, has_windows
 
 Layer = nn.Linear(4, 4)
 
@@ -69,28 +70,36 @@ def test_a_recording_that_keeps_a_size_is_found_out(caplog: pytest.LogCaptureFix
     assert "gives other values" in caplog.text
 
 
-@pytest.mark.parametrize("window", [11, 16])
-def test_a_branch_at_a_window_is_compared_on_both_of_its_sides(window: int) -> None:
-    def double_beyond(_: None, rows: Tensor) -> Tensor:
-        return rows * (2 if len(rows) > window else 1)
-
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (MistralConfig(sliding_window=600), True),
+        (MistralConfig(sliding_window=None), False),
+        (Gemma3Config(text_config={"sliding_window": 512}), True),
+        (None, False),
+    ],
+)
+def test_windows_of_a_configuration_and_those_in_it_are_found(config: Any, expected: bool) -> None:
     module = nn.Linear(4, 4)
-    module.config = MistralConfig(sliding_window=window)
-    ranges = PositionRanges(module)
-    calls = RecordedCalls(module, double_beyond, lambda _, rows: CallShape(None, ranges.find_range(len(rows))))
+    if config is not None:
+        module.config = config
 
-    for count in (8, 8, 9, 9, 10, 8, 9, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20):
-        rows = torch.randn(count, 4)
-        assert torch.equal(calls(None, rows), double_beyond(None, rows)), count
+    assert has_windows(module) is expected
 
 
-def test_windows_of_inner_configurations_count() -> None:
-    module = nn.Linear(4, 4)
-    module.config = Gemma3Config(text_config={"sliding_window": 600})
+def test_a_wrong_recording_leaves_nothing_in_tensors_that_the_function_writes() -> None:
+    def store_rows(_: None, rows: Tensor, stored: Tensor) -> Tensor:
+        stored[: rows.shape[0]] = rows * (2 if rows.shape[0] > 3 else 1)
+        return stored.sum()
 
-    find_range = PositionRanges(module).find_range
-    assert find_range(590) == find_range(596)
-    assert len({find_range(count) for count in (596, 599, 600, 601, 602)}) == 5
+    calls = RecordedCalls(Layer, store_rows, lambda _, rows, stored: CallShape(None, len(rows)))
+
+    for count in (2, 2, 5, 5):
+        rows, stored, expected = torch.randn(count, 4), torch.zeros(8, 4), torch.zeros(8, 4)
+        assert torch.equal(calls(None, rows, stored), store_rows(None, rows, expected))
+        assert torch.equal(stored, expected)
+
+    assert calls.recordings == 0
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicCache
 
 from omnibus_llm.engine.slot_cache import SlotCache
 from omnibus_models.contract import Decoder
-from omnibus_models.recorded_calls import CallShape, PositionRanges, RecordedCalls
+from omnibus_models.recorded_calls import CallShape, RecordedCalls
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +57,7 @@ class RecordedPass(DecodePass):
 
     def __init__(self, decoder: Decoder, cache: SlotCache) -> None:
         super().__init__(decoder, cache)
-        self._ranges = PositionRanges(decoder.module)
-        self.calls = RecordedCalls(decoder.module, self._compute, self._find_shape)
+        self.calls = RecordedCalls(decoder.module, self._compute, _find_shape)
 
     def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
         self._cache.begin_pass(slots)
@@ -69,10 +68,11 @@ class RecordedPass(DecodePass):
         with self._cache.use_tensors(is_whole, inputs.shape[0], tensors):
             return _forward(self._decoder, self._cache, inputs, positions)
 
-    def _find_shape(self, is_whole: bool, inputs: Tensor, positions: Tensor, *tensors: Tensor) -> CallShape:
-        rows, width = inputs.shape
-        # The tracer leaves out axes of length one where rows are written.
-        return CallShape((is_whole, rows == 1, width), (rows, self._ranges.find_range(len(tensors[2]))))
+
+def _find_shape(is_whole: bool, inputs: Tensor, positions: Tensor, *tensors: Tensor) -> CallShape:
+    rows, width = inputs.shape
+    # The tracer leaves out axes of length one where rows are written.
+    return CallShape((is_whole, rows == 1, width), (rows, len(tensors[2]).bit_length()))
 
 
 _MAX_PROMPT_TOKENS = 512  # of a recorded prompt: in longer ones, operations take the time
@@ -86,8 +86,7 @@ class PromptPass:
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self._ranges = PositionRanges(decoder.module)
-        self.calls = RecordedCalls(decoder.module, self._compute, self._find_shape)
+        self.calls = RecordedCalls(decoder.module, self._compute, _find_prompt_shape)
 
     def run(self, inputs: Tensor, positions: Tensor) -> tuple[Tensor, DynamicCache]:
         """Pass ``inputs`` [1, T, H] at ``positions`` [axes, 1, T]; return hidden [1, T, H'] and a new cache."""
@@ -104,9 +103,10 @@ class PromptPass:
         hidden = self._decoder.forward(inputs, positions, cache, None)
         return (hidden, *(half for layer in cache.layers for half in (layer.keys, layer.values)))
 
-    def _find_shape(self, _: None, inputs: Tensor, positions: Tensor) -> CallShape:
-        tokens, width = inputs.shape[1:]
-        return CallShape((tokens == 1, width), self._ranges.find_range(tokens))
+
+def _find_prompt_shape(_: None, inputs: Tensor, positions: Tensor) -> CallShape:
+    tokens, width = inputs.shape[1:]
+    return CallShape((tokens == 1, width), tokens.bit_length())
 
 
 class FixedPass(DecodePass):

@@ -23,6 +23,7 @@ from omnibus_llm.engine.state_cache import StateCache
 from omnibus_models.adapters import Adapters
 from omnibus_models.contract import Decoder
 from omnibus_models.llama_cpp_thinker import LlamaCppThinker
+from omnibus_models.recorded_calls import has_windows
 
 S = TypeVar("S", bound=DecoderSequence)
 S_in = TypeVar("S_in", bound=DecoderSequence, contravariant=True)
@@ -306,7 +307,7 @@ def _choose_cache(
 def _choose_pass(decoder: Decoder, cache: SlotCache) -> DecodePass:
     if decoder.device.type == "cuda":
         return FixedPass(decoder, cache, record_cuda_graphs())
-    return RecordedPass(decoder, cache)
+    return DecodePass(decoder, cache) if has_windows(decoder.module) else RecordedPass(decoder, cache)
 
 
 def _check_logits(logits: Tensor) -> None:
