@@ -54,8 +54,7 @@ from omnibus_gateway.ollama import vectors, wire
 from omnibus_gateway.ollama.errors import OllamaDialect
 from omnibus_gateway.ollama.openapi import ollama_components, ollama_paths
 from omnibus_gateway.ollama.routes import AnswerRoute, OllamaModels
-from omnibus_gateway.openai import completions, embeddings, openapi, rerank, speech, transcriptions
-from omnibus_gateway.openai import images as pictures
+from omnibus_gateway.openai import completions, embeddings, images, openapi, rerank, speech, transcriptions
 from omnibus_gateway.openai.errors import error_body, error_headers
 from omnibus_gateway.openai.models import PATH, ModelList, ModelObject
 from omnibus_gateway.openai.realtime.session import CLIENT_SECRETS
@@ -134,9 +133,9 @@ class RouteTable:
             INPUT_TOKENS: InputTokensRoute(settings, context),
             COMPACT: CompactRoute(settings, context),
             completions.PATH: CompletionRoute(settings, chat),
-            pictures.PATH: ImageGenerationRoute(settings, painters, files),
-            pictures.EDITS: ImageEditRoute(settings, painters, files, chat),
-            pictures.VARIATIONS: ImageVariationRoute(settings),
+            images.PATH: ImageGenerationRoute(settings, painters, files),
+            images.EDITS: ImageEditRoute(settings, painters, files, chat),
+            images.VARIATIONS: ImageVariationRoute(settings),
             embeddings.PATH: embedding_route,
             rerank.PATH: RerankRoute(settings, runs),
             speech.PATH: speech_route,
@@ -178,7 +177,7 @@ class RouteTable:
 
     def _batch_routes(self) -> dict[str, PostRoute]:
         """Return the routes that batches may name: JSON bodies and answers in OpenAI's format only."""
-        forms = (pictures.EDITS, pictures.VARIATIONS, transcriptions.PATH, transcriptions.TRANSLATIONS)
+        forms = (images.EDITS, images.VARIATIONS, transcriptions.PATH, transcriptions.TRANSLATIONS)
         others = (*forms, speech.PATH, CLIENT_SECRETS, MESSAGES, COUNT_TOKENS)
         return {
             path: route for path, route in self.posts.items() if path not in others and not path.startswith(wire.PREFIX)

@@ -160,7 +160,7 @@ class HeartbeatRelay:
     """Publishes digests if this gateway is one of the first by id, and there are many.
 
     ``handle_gateway`` gets the status of all gateways, also of this one. Gateways of earlier builds cannot read
-    digests: while one is present, there is no relay.
+    digests: while one is present, relays stop.
     """
 
     def __init__(self, gateway: str, bus: Bus, clock: Callable[[], float] = time.monotonic) -> None:
