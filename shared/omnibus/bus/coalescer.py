@@ -17,9 +17,9 @@ log = logging.getLogger(__name__)
 
 #: Longest delay of a message that is not awaited, so that it shares a frame and does not wake its receiver.
 LAZY_FLUSH_SECONDS = 0.02
-#: Seconds after a send in which pieces of text are held and joined. If an engine's steps take longer, each piece is
-#: sent at once.
-PIECE_FLUSH_SECONDS = 0.008
+#: Seconds after a send in which pieces of text are held and joined: two frames of a screen. If two steps of an engine
+#: take longer, each piece is sent at once.
+PIECE_FLUSH_SECONDS = 0.033
 
 
 class HeldPiece(Protocol):
