@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any
 
 import msgspec
@@ -407,10 +408,10 @@ class Dispatcher:
         except ProtocolError as error:
             log.warning("%s", error)
 
-    def _on_gone(self, executor: str, died: bool = True) -> None:
-        """Move the work of ``executor``, which ``died`` or left."""
+    def _on_gone(self, executor: str, deaf_since: float = inf, *, died: bool = True) -> None:
+        """Move the work of ``executor``, which ``died`` or left. It got no messages since ``deaf_since``, if known."""
         if died:
-            self._quarantine.record_death(executor, self._running.values(), time.monotonic())
+            self._quarantine.record_death(executor, self._running.values(), time.monotonic(), deaf_since)
         self._members.remove(executor)
         self._fresh.note_gone(executor)
         for running in list(self._running.values()):

@@ -73,7 +73,7 @@ class FailureDetector:
         members: ExecutorTable,
         inflight: Mapping[str, InflightInvocation],
         move: Move,
-        on_gone: Callable[[str], None],
+        on_gone: Callable[[str, float], None],  # of an executor, and since when it gets no messages
     ) -> None:
         self._gateway = gateway
         self._bus = bus
@@ -104,7 +104,7 @@ class FailureDetector:
         frozen. Our connection survived, but those of others may not have.
         """
         running = self._inflight.get(invocation)
-        sent_at = attempt / 1000 if invocation == PROBE else inf
+        sent_at = (attempt + 1) / 1000 if invocation == PROBE else inf  # at the latest
         if running is not None and running.invocation.attempt == attempt:
             sent_at = running.sent
         if time.monotonic() - sent_at > MAX_REFUSAL_SECONDS:
@@ -113,7 +113,7 @@ class FailureDetector:
             return None
         is_gone = self._refusals.confirms_loss(executor)
         if is_gone:
-            self._on_gone(executor)
+            self._on_gone(executor, sent_at)
         return is_gone
 
     def handle_status(self, status: ExecutorStatus) -> bool:
@@ -155,8 +155,7 @@ class FailureDetector:
             self._retry_returned()
             late = islice(self._members.silent_executors(EXECUTOR_PROBE_SECONDS), MAX_PROBES)
             for executor in {*late, *self._refusals.overdue_peers()}:
-                refusal_subject = subjects.refused_subject(self._gateway, PROBE, int(time.monotonic() * 1000), executor)
-                self._publish_query(subjects.edge_subject(executor), b"", refusal_subject)
+                self._publish_probe(executor)
             self._replace_silent()
             self.replace_overdue()
 
@@ -166,11 +165,12 @@ class FailureDetector:
         except OmnibusError as error:  # heartbeats follow
             log.warning("cannot ask executors for their status: %s", error)
 
-    def _publish_query(self, subject: str, data: bytes, reply: str = "") -> None:
+    def _publish_probe(self, executor: str) -> None:
+        reply = subjects.refused_subject(self._gateway, PROBE, int(time.monotonic() * 1000), executor)
         try:
-            self._bus.publish(subject, data, reply=reply)
+            self._bus.publish(subjects.edge_subject(executor), b"", reply=reply)
         except OmnibusError as error:  # the next check retries
-            log.warning("cannot send a probe on %s: %s", subject, error)
+            log.warning("cannot send a probe to %s: %s", executor, error)
 
     def _retry_all(self) -> None:
         """Rerun all invocations, without repeats: the bus disconnected and may have lost messages."""
@@ -195,10 +195,8 @@ class FailureDetector:
 
     def _replace_silent(self) -> None:
         """Move the work of executors that accepted it and then fell silent."""
-        lost_executors, hopeless = (
-            set(self._members.silent_executors(EXECUTOR_LOST_SECONDS)),
-            set(self._members.silent_executors(EXECUTOR_LAST_RESORT_SECONDS)),
-        )
+        lost_executors = set(self._members.silent_executors(EXECUTOR_LOST_SECONDS))
+        hopeless = set(self._members.silent_executors(EXECUTOR_LAST_RESORT_SECONDS))
         for running in list(self._inflight.values()) if lost_executors else ():
             holders = (executor for executor in lost_executors & running.accepted if running.waits_for(executor))
             silent = next((each for each in holders if each in hopeless or running.has_alternative(each)), None)
@@ -278,18 +276,22 @@ class Quarantine:
 
     # Suspecting
 
-    def record_death(self, executor: str, inflight: Iterable[InflightInvocation], now: float) -> None:
+    def record_death(
+        self, executor: str, inflight: Iterable[InflightInvocation], now: float, deaf_since: float = inf
+    ) -> None:
         """Record the suspects of a dead ``executor``; sets the ``culprit`` of refused invocations.
 
-        Each request that a dead executor rejects reports its death again: only the first report counts.
+        Only the first report of a death counts. What was sent since ``deaf_since`` (monotonic seconds) never arrived:
+        executors of a machine die together, and requests move from one to the next.
         """
         member = self._members.get(executor)
         if member is None:
             return
+        waiting = [running for running in inflight if running.waits_for(executor) and not running.mirrored]
         held_keys = {
             running: _unfinished_keys(running, executor)
-            for running in inflight
-            if running.waits_for(executor) and not running.mirrored
+            for running in waiting
+            if running.sent < deaf_since or executor in running.accepted
         }
         for running in held_keys:
             running.died_with.append(frozenset(member.status.components))
@@ -334,9 +336,7 @@ class Quarantine:
         deaths = max((self._suspects.get(key, 0) for keys in held_keys.values() for key in keys), default=0)
         if deaths < MAX_DEATHS:
             return
-        worst = {
-            run: frozenset(key for key in keys if self._suspects.get(key) == deaths) for run, keys in held_keys.items()
-        }
+        worst = {run: frozenset(k for k in keys if self._suspects.get(k) == deaths) for run, keys in held_keys.items()}
         culprits = {keys for keys in worst.values() if keys}
         for running, keys in worst.items():
             if keys and len(culprits) == 1:

@@ -114,6 +114,24 @@ async def test_a_death_that_several_words_tell_of_is_one(there: DispatcherWorld)
     assert not is_refused(there, 7)
 
 
+@pytest.mark.parametrize("count", [1, 2])
+async def test_what_a_dead_executor_never_got_is_not_suspected(there: DispatcherWorld, count: int):
+    held, _ = await there.puppets_of(e="E", l="L")
+    several = [submit_request(there, item) for item in range(count)]
+    await there.turn()
+    dead = await there.puppet("e2", "E")
+    await dead.die()  # with its machine; the gateway learns of it by the refusals of what moves there
+
+    await crash_puppet(there, held)
+    await there.turn()
+
+    assert list_ids(dead) == []
+    assert [running.invocation.route[0] for running in several] == ["e2"] * count
+    await there.puppet("e3", "E")
+    assert not any(is_refused(there, item) for item in range(count))
+    assert not any(running.single for running in several)
+
+
 async def test_an_input_that_was_computed_in_between_is_not_suspected(there: DispatcherWorld):
     await there.puppets_of(e="E", e2="E", e3="E", l="L", l2="L")
     for _ in range(3):
