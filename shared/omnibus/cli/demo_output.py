@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from omnibus.cli.format.tables import fit_text
 from omnibus.cli.invocations import invocation_lines
 from omnibus.errors import BadRequest
 from omnibus.recording.records import Record, find_record
@@ -64,7 +65,7 @@ async def find_ended(stack: Stack, id: str) -> Record:
 async def print_record(stack: Stack, id: str) -> None:
     """Print the route of the request, from its record."""
     record = await find_ended(stack, id)
-    print_line("\nits route\n" + "\n".join(invocation_lines(*record)))
+    print_line(fit_text("\nits route\n" + "\n".join(invocation_lines(*record))))
 
 
 def print_commands(id: str) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omnibus.cells import base_option, cell_shares, has_cells
-from omnibus.cli.format.tables import field_lines, table_lines, wrapped_lines
+from omnibus.cli.format.tables import field_lines, table_lines
 from omnibus.cluster.monitor.plan_diff import path_shares
 from omnibus.cluster.presence import ExecutorKind, replica_counts
 from omnibus.plan import ModelPlan, Plan
@@ -45,6 +45,10 @@ def planned_lines(plan_values: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield from _link_lines(plan_values["links"])
     yield from (f"warning: {each}" for each in plan_values.get("warnings", ()))
+
+
+def _wrapped_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    return table_lines(head, rows, _WIDTH_CHARS)
 
 
 def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
@@ -96,7 +100,7 @@ def _option_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         for name, model in models.items()
         for option, use in model.get("options", {}).items()
     ]
-    yield from wrapped_lines(["OPTION", "REPLICAS", "GPUS", "BUSY", "WAIT", ""], rows)
+    yield from _wrapped_lines(["OPTION", "REPLICAS", "GPUS", "BUSY", "WAIT", ""], rows)
 
 
 def _type_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -112,7 +116,7 @@ def _type_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
         for name, model in models.items()
         for kind, each in model.get("types", {}).items()
     ]
-    yield from wrapped_lines(["MODEL", "REQUEST TYPE", "REQ/S", "ALONE", "LATENCY", "P99"], rows)
+    yield from _wrapped_lines(["MODEL", "REQUEST TYPE", "REQ/S", "ALONE", "LATENCY", "P99"], rows)
 
 
 def _deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
@@ -129,7 +133,7 @@ def _deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
     if deployment.get("nodes"):
         yield f"on nodes: {_list_text(deployment['nodes'])}"
     if deployment.get("alternatives"):
-        yield from wrapped_lines(
+        yield from _wrapped_lines(
             ["WITHOUT", "SERVES", "GPUS", "PRICE"], [_alternative_row(each) for each in deployment["alternatives"]]
         )
 
@@ -146,7 +150,7 @@ def _link_lines(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         ]
         for each in links
     ]
-    yield from wrapped_lines(["FROM NODE", "TO NODE", "GB/S", "LINK GB/S", "BUSY"], rows)
+    yield from _wrapped_lines(["FROM NODE", "TO NODE", "GB/S", "LINK GB/S", "BUSY"], rows)
 
 
 def _alternative_row(each: Mapping[str, Any]) -> Sequence[str]:
@@ -192,10 +196,10 @@ def plan_lines(plan: Plan, up: Up) -> Iterator[str]:
         for kind, found in model.types.items()
         for path, share in path_shares(found)
     ]
-    yield from wrapped_lines(["OPTION", "RUNS", "SERVICE", "GPUS", "REPLICAS", "UP"], options)
+    yield from _wrapped_lines(["OPTION", "RUNS", "SERVICE", "GPUS", "REPLICAS", "UP"], options)
     if paths:
         yield ""
-        yield from wrapped_lines(["MODEL", "REQUEST TYPE", "PATH", "SHARE"], paths)
+        yield from _wrapped_lines(["MODEL", "REQUEST TYPE", "PATH", "SHARE"], paths)
     if plan.explain:
         yield ""
         yield from explain_lines(plan.explain)
