@@ -21,9 +21,12 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def run_in_terminal(
-    command: Sequence[str], env: Mapping[str, str], typed: str = "", columns: int = COLUMNS
+    command: Sequence[str], env: Mapping[str, str], prompt: str = "", columns: int = COLUMNS
 ) -> tuple[int, list[str]]:
-    """Return the exit code of ``command`` and the lines that it prints in a terminal of ``columns``."""
+    """Return the exit code of ``command`` and the lines that it prints in a terminal of ``columns``.
+
+    Enter is pressed after each ``prompt``.
+    """
     reader, writer = pty.openpty()
     fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("4H", ROWS, columns, 0, 0))
     environ = {name: value for name, value in env.items() if name not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
@@ -31,16 +34,15 @@ def run_in_terminal(
         command, stdin=writer, stdout=writer, stderr=writer, env=environ, preexec_fn=die_with_parent()
     ) as process:
         os.close(writer)
-        os.write(reader, typed.encode())
-        output = _read_all(reader)
+        output = _read_all(reader, prompt.encode())
         code = process.wait(_WITHIN)
     os.close(reader)
     return code, _ESCAPES.sub("", output.decode()).replace("\r\n", "\n").splitlines()
 
 
-def _read_all(reader: int) -> bytes:
+def _read_all(reader: int, prompt: bytes) -> bytes:
     """Return what arrives until the last process closes the terminal."""
-    output, give_up = b"", time.monotonic() + _WITHIN
+    output, answered, give_up = b"", 0, time.monotonic() + _WITHIN
     while time.monotonic() < give_up:
         if not select.select([reader], [], [], 1.0)[0]:
             continue
@@ -49,6 +51,9 @@ def _read_all(reader: int) -> bytes:
         except OSError:  # closed
             return output
         output += part
+        if prompt and output.count(prompt) > answered:
+            answered += 1
+            os.write(reader, b"\n")
     raise TimeoutError(f"the command did not end: {output[-2000:]!r}")
 
 
