@@ -124,7 +124,7 @@ class GroupedHelp(argparse.RawDescriptionHelpFormatter):
         return self._join_parts(lines)
 
 
-def _example_lines(example: str) -> Iterator[str]:
+def example_lines(example: str) -> Iterator[str]:
     """Yield a command and its comment, above it if one line is too long for the screen."""
     command, _, comment = map(str.strip, example.partition("# "))
     if len(example) + 2 <= (screen_width() or len(example) + 2):
@@ -137,7 +137,7 @@ def add_help_texts(parser: argparse.ArgumentParser, name: str = "") -> None:
     """Add descriptions and examples to ``parser`` and its subcommands. A description is the short help."""
     if examples := EXAMPLES.get(name):
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        parser.epilog = "\n".join(["examples:", *(line for each in examples for line in _example_lines(each))])
+        parser.epilog = "\n".join(["examples:", *(line for each in examples for line in example_lines(each))])
     if not name:
         parser.formatter_class = GroupedHelp
     for action in parser._actions:
