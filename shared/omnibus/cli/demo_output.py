@@ -3,11 +3,14 @@
 import asyncio
 import base64
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from omnibus.cli.format.tables import fit_text
+from omnibus.cli.help_texts import example_lines
 from omnibus.cli.invocations import invocation_lines
 from omnibus.errors import BadRequest
 from omnibus.recording.records import Record, find_record
@@ -17,6 +20,7 @@ from omnibus.up.stack import Stack
 PROMPT, MODEL = "What do you see and hear?", "qwen2.5-omni-world"
 #: Characters of the answer that are printed.
 MAX_PRINTED_CHARS = 400
+_NATS_CLI = "https://github.com/nats-io/natscli/releases"
 
 
 def check_output(out: Path) -> None:
@@ -64,7 +68,7 @@ async def find_ended(stack: Stack, id: str) -> Record:
 async def print_record(stack: Stack, id: str) -> None:
     """Print the route of the request, from its record."""
     record = await find_ended(stack, id)
-    print_line("\nits route\n" + "\n".join(invocation_lines(*record)))
+    print_line(fit_text("\nits route\n" + "\n".join(invocation_lines(*record))))
 
 
 def print_commands(id: str) -> None:
@@ -73,8 +77,11 @@ def print_commands(id: str) -> None:
     commands = {"tail": "watch requests begin and end", f"show {id}": "graph, route and waterfall"}
     commands[f"replay {id}"] = "run it again, compare the answers"
     width = max(len(command) for command in commands)
-    lines = [f"  {program} {command:<{width}}  {purpose}" for command, purpose in commands.items()]
-    lines.append(f"  nats stream view OMNIBUS_INVOCATIONS --subject 'omnibus.inv.*.{id}'")
+    examples = [f"{program} {command:<{width}}  # {purpose}" for command, purpose in commands.items()]
+    lines = [line for each in examples for line in example_lines(each)]
+    lines.append(f"  nats stream view OMNIBUS_INVOCATIONS \\\n    --subject 'omnibus.inv.*.{id}'")
+    if shutil.which("nats") is None:
+        lines.append(f"  # the `nats` CLI is not installed: {_NATS_CLI}")
     print_line(f"\nto inspect any request while `{program} up` runs, use\n" + "\n".join(lines))
 
 

@@ -1,6 +1,9 @@
 """Help of commands: groups, descriptions and examples."""
 
 import argparse
+from collections.abc import Iterator
+
+from omnibus.cli.format.tables import screen_width
 
 #: Headings of the list of all commands, and the commands below each.
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -19,7 +22,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "serve": (
         "omnibus serve ./Qwen2.5-0.5B-Instruct           # at port 8000, until Ctrl-C",
         "omnibus serve Qwen/Qwen2.5-0.5B-Instruct --chat # an id that `omnibus models get` has downloaded",
-        "omnibus serve ./weights --dtype bfloat16 --max-model-len 8192 --served-model-name assistant --port 0 --detach",
+        "omnibus serve ./weights --dtype bfloat16 --max-model-len 8192 --detach",
     ),
     "up": (
         "omnibus up                                      # the small trained models, at port 8000",
@@ -49,7 +52,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "step": ("omnibus step 4bb189-0-1", "omnibus step 4bb189-0-1 --at vision --save seen"),
     "fork": (
         "omnibus fork 4bb189-0-1 thinker params.temperature=0.2",
-        "omnibus fork 4bb189-0-1 thinker messages.0.content='What else?'",
+        "omnibus fork 4bb189-0-1 thinker messages.0.content='What else?'    # the message keeps its media",
     ),
     "compare": ("omnibus compare 4bb189-0-1 4bb189-0-2",),
     "bisect": (
@@ -83,7 +86,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "omnibus models get smollm2",
         "omnibus models get Qwen/Qwen2.5-VL-7B-Instruct@main",
     ),
-    "profile": ("omnibus profile qwen2.5-vl-tiny --workload examples/workload.json --out qwen.json",),
+    "profile": ("omnibus profile qwen2.5-vl-tiny --workload examples/workload.json",),
     "size": (
         "omnibus size                                    # the kinds of requests, and their costs",
         "omnibus size chat-stream=50 chat-image=5 speech=2 --seconds 4 --keep-days 30",
@@ -121,11 +124,20 @@ class GroupedHelp(argparse.RawDescriptionHelpFormatter):
         return self._join_parts(lines)
 
 
+def example_lines(example: str) -> Iterator[str]:
+    """Yield a command and its comment, above it if one line is too long for the screen."""
+    command, _, comment = map(str.strip, example.partition("# "))
+    if len(example) + 2 <= (screen_width() or len(example) + 2):
+        yield f"  {example}"
+    else:
+        yield from [f"  # {comment}", f"  {command}"] if comment else [f"  {command}"]
+
+
 def add_help_texts(parser: argparse.ArgumentParser, name: str = "") -> None:
     """Add descriptions and examples to ``parser`` and its subcommands. A description is the short help."""
     if examples := EXAMPLES.get(name):
         parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        parser.epilog = "\n".join(["examples:", *(f"  {example}" for example in examples)])
+        parser.epilog = "\n".join(["examples:", *(line for each in examples for line in example_lines(each))])
     if not name:
         parser.formatter_class = GroupedHelp
     for action in parser._actions:

@@ -13,6 +13,7 @@ from msgspec import UNSET
 
 from omnibus.bus import Delivery, subjects
 from omnibus.bus.nats import NatsBus
+from omnibus.cli.format.tables import fit_text
 from omnibus.cli.output import print_json, report_not_compared
 from omnibus.cli.sessions import SESSION_PREFIX, show_session
 from omnibus.cli.waterfall import graph_lines, usage_lines, waterfall_lines
@@ -25,6 +26,8 @@ from omnibus.up import runs
 
 #: Seconds to wait for a server, short because a person waits for the prompt.
 CONNECT_TIMEOUT_SECONDS = 3.0
+#: Characters of the time and the event at the start of a line of ``tail``.
+_CLOCK_CHARS = 15
 #: Seconds to wait for the next part of a replay.
 REPLAY_IDLE_SECONDS = 120.0
 
@@ -63,7 +66,7 @@ async def tail_records(options: argparse.Namespace) -> int:
 def _print_records(delivery: Delivery, as_json: bool) -> None:
     for part in records.split_records(delivery.data):
         if part:
-            print(part.decode().strip() if as_json else _record_line(part), flush=True)
+            print(part.decode().strip() if as_json else fit_text(_record_line(part), _CLOCK_CHARS), flush=True)
 
 
 def _record_line(data: bytes) -> str:
@@ -89,7 +92,7 @@ async def show_invocation(options: argparse.Namespace) -> int:
         whole = {"invocation": record.invocation, "end": record.ended, "waterfall": build_waterfall(*record)}
         print_json(whole)
         return 0
-    print("\n".join(invocation_lines(*record)))
+    print(fit_text("\n".join(invocation_lines(*record))))
     return 0
 
 
@@ -150,7 +153,7 @@ async def replay_and_print(
         subjects.REPLAY, encode_invocation(invocation), REPLAY_IDLE_SECONDS, wishes or None
     ):
         last = json.loads(part)
-        print(part.decode() if plain else _progress_text(last), flush=True)
+        print(part.decode() if plain else fit_text(_progress_text(last)), flush=True)
     return last
 
 

@@ -28,6 +28,7 @@ from omnibus.up.machine import JoinedMachine, NodeOptions
 
 #: Seconds in which agents answer, and between two looks at a draining one.
 _ANSWER_SECONDS, _POLL_SECONDS = 1.5, 0.2
+_NO_NODES = "no other machine has joined: `omnibus up --listen ADDRESS` lets others join"
 _UNIT = """[Unit]
 Description=Omnibus node
 Wants=network-online.target
@@ -114,7 +115,7 @@ async def list_nodes(options: argparse.Namespace) -> int:
     elif options.quiet:
         print_names(known)
     else:
-        print("\n".join(_list_lines(list(known.values()), links.links())))
+        print("\n".join(_list_lines(list(known.values()), links.links()) if known else [_NO_NODES]))
     return 0
 
 

@@ -11,7 +11,7 @@ import msgspec
 from omnibus.bus.nats import NatsBus
 from omnibus.cli.format import plan as plan_format
 from omnibus.cli.format.score import score_lines
-from omnibus.cli.format.tables import table_lines
+from omnibus.cli.format.tables import fit_text, table_lines
 from omnibus.cli.output import print_json, print_names
 from omnibus.cluster.monitor.plan_diff import plan_differences
 from omnibus.cluster.presence import ExecutorKind, ReadyExecutors, replica_counts
@@ -24,6 +24,7 @@ from omnibus.up import runs
 
 #: Seconds to wait for the status messages of executors; the others count as down.
 CENSUS_WAIT_SECONDS = 1.0
+_INDENT_CHARS = 4
 
 
 async def run_plan(options: argparse.Namespace) -> int:
@@ -88,7 +89,7 @@ async def _show_plan(store: Store, options: argparse.Namespace) -> None:
     if shares := plan_format.cell_shares_by_model(plan):
         lines += ["", *plan_format.cell_lines(plan, shares, await store.cell_shares())]
     score_text = list(score_lines(score))
-    print("\n".join([*lines, *([""] if score_text else []), *score_text]))
+    print(fit_text("\n".join([*lines, *([""] if score_text else []), *score_text]), _INDENT_CHARS))
 
 
 async def _diff_plans(store: Store, options: argparse.Namespace) -> None:

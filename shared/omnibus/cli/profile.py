@@ -14,7 +14,7 @@ import msgspec
 from omnibus import profile
 from omnibus.cli import app_target, plans
 from omnibus.cli.app_check import describe_app as load_app
-from omnibus.cli.format.tables import table_lines
+from omnibus.cli.format.tables import fit_text, table_lines
 from omnibus.cli.output import print_json
 from omnibus.cli.parser import UsageError
 from omnibus.cli.profile_apps import measures_apps, profile_apps
@@ -259,7 +259,7 @@ def _print_profile(
             )
         )
     )
-    print("".join(f"\n{note}" for note in notes) + f"\n{'   '.join(files)}")
+    print(fit_text("".join(f"\n{note}" for note in notes) + f"\n{'   '.join(files)}"))
 
 
 def _option_rows(name: str, profile: ModelProfile, measurement: OptionMeasurement) -> Iterator[list[str]]:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from omnibus.bus.nats import NatsBus
+from omnibus.cli.format.tables import fit_text
 from omnibus.cli.output import print_json
 from omnibus.recording.sessions import SessionTimeline, build_timeline, read_session
 
@@ -17,7 +18,7 @@ async def show_session(bus: NatsBus, options: argparse.Namespace) -> int:
     if options.json:
         print_json({"session": timeline})
     else:
-        print("\n".join(session_lines(timeline)))
+        print(fit_text("\n".join(session_lines(timeline))))
     return 0
 
 

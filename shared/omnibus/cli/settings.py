@@ -2,9 +2,9 @@
 
 import argparse
 import os
-import textwrap
 from collections.abc import Iterator
 
+from omnibus.cli.format.tables import screen_width, text_lines
 from omnibus.cli.output import print_json, print_names
 from omnibus.errors import BadRequest
 from omnibus.reference.fields import Variable, area_variables
@@ -46,5 +46,7 @@ def _lines(variable: Variable) -> list[str]:
     default_text = "empty" if default in ("", None) else f"{default}"
     unit = "" if variable.unit in ("text", "yes or no") else f" {variable.unit}"
     here = "" if variable.value is None else f"   here: {variable.value}"
-    text = textwrap.wrap(variable.meaning, _LINE_WIDTH, initial_indent="    ", subsequent_indent="    ")
-    return [f"{variable.name}   default: {default_text}{unit}{here}", *text]
+    return [
+        *text_lines(f"{variable.name}   default: {default_text}{unit}{here}", 8),
+        *text_lines(f"    {variable.meaning}", 4, min(screen_width() or _LINE_WIDTH, _LINE_WIDTH)),
+    ]

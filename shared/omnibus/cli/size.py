@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import Any
 
-from omnibus.cli.format.tables import field_lines, size_text, table_lines
+from omnibus.cli.format.tables import field_lines, size_text, table_lines, text_lines
 from omnibus.cli.output import add_output_options, print_json
 from omnibus.errors import BadRequest
 from omnibus.reference.sizing import MIB, Measurements, Sizing, compute_sizing, read_measurements
@@ -87,7 +87,9 @@ def sizing_lines(needs: Sizing, rates: dict[str, float], keep_days: float) -> It
         }
     )
     yield ""
-    yield f"From figures measured on {needs.machine}; engines are not in them: `omnibus profile` measures those."
+    yield from text_lines(
+        f"From figures measured on {needs.machine}; engines are not in them: `omnibus profile` measures those."
+    )
 
 
 def _parse_rate(text: str) -> tuple[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from omnibus.bus import subjects
 from omnibus.bus.nats import NatsBus
-from omnibus.cli.format.tables import size_text
+from omnibus.cli.format.tables import fit_text, size_text
 from omnibus.cli.gateway import Gateway, find_gateway
 from omnibus.cli.invocations import REPLAY_IDLE_SECONDS, connect_bus, failure_text, start_text
 from omnibus.cli.output import print_json
@@ -35,6 +35,8 @@ _ENDINGS = {
 }  # fmt: skip
 #: Characters of a digest.
 _DIGEST_CHARS = 12
+#: Characters by which the later lines of a value are indented.
+_VALUE_INDENT = 6
 
 
 async def show_steps(options: argparse.Namespace) -> int:
@@ -49,7 +51,7 @@ async def show_steps(options: argparse.Namespace) -> int:
     gateway = find_gateway(options) if options.save else None
     waits = not options.all and sys.stdin.isatty() and sys.stdout.isatty()
     for number, step in enumerate(steps, 1):
-        print("\n".join(step_lines(step, options.id)))
+        print(fit_text("\n".join(step_lines(step, options.id)), _VALUE_INDENT))
         if gateway is not None:
             _save_contents(gateway, options.id, step, Path(options.save))
         if waits and number < len(steps) and (await asyncio.to_thread(input, "— Enter: next, q: end ")).strip() == "q":
@@ -69,8 +71,10 @@ def step_lines(step: Step, id: str) -> Iterator[str]:
         yield f"  ← {_value_text(value)}"
     for value in step.outputs:
         yield f"  → {_value_text(value)}"
-    if step.forkable:
-        yield f"  a fork may begin here: omnibus fork {id} {step.node} INPUT=VALUE"
+    if step.changeable:
+        start = "" if step.forkable or not step.node else ", and runs all stages"
+        yield f"  a fork can change {', '.join(step.changeable)}{start}:"
+        yield f"    omnibus fork {id} {step.node} INPUT=VALUE"
 
 
 def _is_missing(value: StepValue) -> bool:
@@ -132,7 +136,7 @@ async def _run_fork(
     last: dict[str, Any] = {}
     async for part in bus.request_stream(subjects.REPLAY, encode_invocation(fork), REPLAY_IDLE_SECONDS, start):
         last = {**last, **json.loads(part)}
-        print(part.decode() if options.json else _fork_text(last), flush=True)
+        print(part.decode() if options.json else fit_text(_fork_text(last)), flush=True)
     return last
 
 
@@ -145,7 +149,7 @@ def _fork_text(part: dict[str, Any]) -> str:
     verdicts = {True: "the same as before", False: "different from before", None: "not compared"}
     why = f" ({part['why']})" if part.get("why") else ""
     answer = f"answer  {text[:200]!r}\n" if text else ""
-    beside = f"side by side: omnibus compare {part.get('replay_of', 'ID')} {part['id']}"
+    beside = f"side by side:\n  omnibus compare {part.get('replay_of', 'ID')} {part['id']}"
     return f"{answer}{verdicts[part.get('identical')]}{why}; {beside}"
 
 

@@ -28,5 +28,6 @@ async def list_tasks(options: argparse.Namespace) -> int:
         ]
         for task in tasks
     ]
-    print("\n".join(table_lines(["TASK", "KIND", "MODEL", "COMPONENT", "USED BY", "EXECUTORS"], rows)))
+    head = ["TASK", "KIND", "MODEL", "COMPONENT", "USED BY", "EXECUTORS"]
+    print("\n".join(table_lines(head, rows, spare=["KIND", "MODEL", "COMPONENT"])))  # the task's name contains them
     return 0

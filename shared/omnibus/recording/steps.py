@@ -12,7 +12,7 @@ import msgspec
 
 from omnibus import graph
 from omnibus.errors import BadRequest
-from omnibus.graph import DIGEST, HANDLE, Invocation, find_refs
+from omnibus.graph import DIGEST, HANDLE, GraphNode, Invocation, find_refs
 from omnibus.recording.records import EndRecord, KeptOutput, RecordedAnswer
 from omnibus.recording.waterfall import Waterfall, build_waterfall
 from omnibus.structured.calls import split_calls
@@ -71,6 +71,11 @@ def can_begin_at(invocation: Invocation, end: EndRecord | None, node: int) -> bo
     return all(use in kept_outputs for later in invocation.nodes[node:] for use in later.uses if use[0] < node)
 
 
+def changeable_inputs(node: GraphNode) -> tuple[str, ...]:
+    """Return the inputs of ``node`` that a fork can change: not media, and not outputs of other nodes."""
+    return tuple(name for name, value in node.inputs.items() if not any(find_refs(value)) and not _is_media(value))
+
+
 def start_headers(invocation: Invocation, end: EndRecord | None, node: int) -> dict[str, str]:
     """Return the headers to start a replay at ``node``; none if it must start at the beginning."""
     return {"Omnibus-From": str(node)} if node and can_begin_at(invocation, end, node) else {}
@@ -80,14 +85,14 @@ def _replace_value(where: str, old: Any, keys: list[str], value: Any) -> Any:
     if any(find_refs(old)):
         raise BadRequest(f"{where[:80]} is an output of another node: change an input of that node", param=where[:80])
     if isinstance(old, dict) and (HANDLE in old or DIGEST in old):
-        if keys or DIGEST in old or old.get("modality", "text") != "text":
+        if keys or _is_media(old):
             raise BadRequest(
                 f"{where[:80]} is not in the record itself: media cannot be changed, and a long text only as a whole",
                 param=where[:80],
             )
         return value
     if not keys:
-        return value
+        return _replace_text(old, value) if isinstance(value, str) and _has_media_parts(old) else value
     key, *rest = keys
     if isinstance(old, dict):
         return {**old, key: _replace_value(where, old.get(key), rest, value)}
@@ -96,6 +101,30 @@ def _replace_value(where: str, old: Any, keys: list[str], value: Any) -> Any:
     if old is None:
         return {key: _replace_value(where, None, rest, value)}
     raise BadRequest(f"{where[:80]} has no key {key[:40]!r}", param=where[:80])
+
+
+def _is_media(value: Any) -> bool:
+    """Return whether ``value`` stands for bytes outside the record: media, or an input recorded as a digest."""
+    if not isinstance(value, dict) or not (HANDLE in value or DIGEST in value):
+        return False
+    return DIGEST in value or value.get("modality", "text") != "text"
+
+
+def _has_media_parts(content: Any) -> bool:
+    """Return whether ``content`` is that of a message with media."""
+    if not isinstance(content, list) or not all(isinstance(part, dict) and "type" in part for part in content):
+        return False
+    return any(part["type"] != "text" for part in content)
+
+
+def _replace_text(content: list[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """Return ``content`` with its media and ``text``, which replaces the first text and removes the others."""
+    places = [index for index, part in enumerate(content) if part["type"] == "text"]
+    if not places:
+        return [*content, {"type": "text", "text": text}]
+    first = places[0]
+    kept_parts = [part for part in content[first + 1 :] if part["type"] != "text"]
+    return [*content[:first], {**content[first], "text": text}, *kept_parts]
 
 
 #: Most characters of a shown value.
@@ -133,6 +162,8 @@ class Step(msgspec.Struct, frozen=True):
     outputs: tuple[StepValue, ...]
     #: Whether a fork may begin here: what it reads of nodes before it was kept.
     forkable: bool = False
+    #: Inputs that a fork can change.
+    changeable: tuple[str, ...] = ()
 
 
 def build_steps(invocation: Invocation, end_record: EndRecord | None) -> tuple[Step, ...]:
@@ -152,6 +183,7 @@ def build_steps(invocation: Invocation, end_record: EndRecord | None) -> tuple[S
                 inputs=tuple(_input_value(name, value) for name, value in node.inputs.items()),
                 outputs=tuple(_output_values(invocation, end_record, row.node, kept_outputs)),
                 forkable=can_begin_at(invocation, end_record, row.node),
+                changeable=changeable_inputs(node),
             )
         )
     return tuple(steps)

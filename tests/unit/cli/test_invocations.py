@@ -205,6 +205,8 @@ async def test_steps_are_printed_and_two_invocations_compared(
         "  ← prompt: hü",
         "  ← top: 3",
         "  → text: hello",
+        "  a fork can change messages, prompt, top, and runs all stages:",
+        "    omnibus fork step-1 2 INPUT=VALUE",
     ]
     assert await run_omnibus("step", "step-1", "--nats", nats_url) == 0
     printed_all = capsys.readouterr()
@@ -298,7 +300,8 @@ async def test_a_fork_is_a_replay_with_one_input_changed(
     assert capsys.readouterr().out.splitlines() == [
         "forked fork-1 as b via E>L",
         "answer  'hi'",
-        "different from before; side by side: omnibus compare fork-1 b",
+        "different from before; side by side:",
+        "  omnibus compare fork-1 b",
     ]
     assert await run_omnibus("fork", "fork-1", "thinker", "--nats", nats_url) == 1
     assert "a fork changes something" in capsys.readouterr().err

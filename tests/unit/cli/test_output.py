@@ -10,7 +10,15 @@ import pytest
 
 from omnibus.cli import main
 from omnibus.cli.format import plan as plan_format
-from omnibus.cli.format.tables import column_lines, shorten_names, table_lines, wrapped_lines
+from omnibus.cli.format.tables import (
+    column_lines,
+    field_lines,
+    screen_width,
+    shorten_names,
+    table_lines,
+    text_columns,
+    text_lines,
+)
 from omnibus.cli.format.top import top_lines
 from omnibus.cli.main import _build_parser
 from omnibus.cli.output import print_json
@@ -174,10 +182,47 @@ def test_rows_of_other_tables_are_whole_on_any_screen(default_plan: Plan):
 def test_cells_of_a_wide_table_take_several_lines():
     rows = [["apps/" + "-".join(["component"] * 6), ", ".join(["recognize"] * 5), "1"], ["b", "c", "22"]]
 
-    lines = list(wrapped_lines(["OPTION", "RUNS", "GPUS"], rows, 50))
+    lines = list(table_lines(["OPTION", "RUNS", "GPUS"], rows, 50))
 
     assert max(map(len, lines)) <= 50
     text = "".join(line[: lines[0].index("RUNS")].rstrip() for line in lines[1:-1])
     assert text == rows[0][0]
     assert lines[-1].split() == rows[1]
-    assert list(wrapped_lines(["A", "B"], [["1", "2"]])) == list(table_lines(["A", "B"], [["1", "2"]]))
+    assert list(table_lines(["A", "B"], [["1", "2"]])) == list(table_lines(["A", "B"], [["1", "2"]]))
+
+
+def test_a_narrow_screen_leaves_out_spare_columns_and_at_last_lists_fields():
+    head, rows = ["TASK", "KIND", "EXECUTORS"], [["talk-" + "m" * 20, "talk", "one-0 ok, two-0 ok"], ["b", "c", "d"]]
+
+    assert list(table_lines(head, rows, 0)) == list(table_lines(head, rows, 200))
+    assert [line.split()[0] for line in table_lines(head, rows, 45)] == ["TASK", rows[0][0], "two-0", "b"]
+    assert next(table_lines(head, rows, 40, spare=["KIND"])).split() == ["TASK", "EXECUTORS"]
+    assert list(table_lines(head, rows, 32)) == [
+        "TASK       talk-",
+        "           mmmmmmmmmmmmmmmmmmmm",
+        "KIND       talk",
+        "EXECUTORS  one-0 ok, two-0 ok",
+        "",
+        "TASK       b",
+        "KIND       c",
+        "EXECUTORS  d",
+    ]
+
+
+@pytest.mark.parametrize("width", range(24, 90, 5))
+@pytest.mark.parametrize("word", ["image", "m" * 50, "a-long-name_of/parts+of>it", "图像里有什么"])
+def test_any_text_fits_any_screen(width: int, word: str):
+    rows = [[word, f"{word} {word}", word], ["1", "", "3"]]
+    text = f"  {word} {word * 3}, {word}"
+
+    lines = [*table_lines(["A", "B", "C"], rows, width), *text_lines(text, 8, width), *field_lines({"a": text}, width)]
+
+    assert max(map(text_columns, lines)) <= width
+    assert "".join("".join(text_lines(text, 8, width)).split()) == "".join(text.split())
+
+
+def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert screen_width() == 0
+    monkeypatch.setenv("COLUMNS", "72")
+    assert screen_width() == 72

@@ -135,3 +135,15 @@ def test_usage_names_the_cpu_where_no_gpu_computed():
 
     assert list(usage_lines(sum_stages(stages[:1], ""))) == ["usage   0.5 CPU-seconds", "  [0] vision   0.5 s on CPU"]
     assert next(usage_lines(sum_stages(stages, ""))) == "usage   2.5 GPU-seconds"
+
+
+@pytest.mark.parametrize("width", [72, 80, 100, 200])
+def test_a_waterfall_fits_the_screen_and_loses_no_number(width: int):
+    waterfall = build_waterfall(make_invocation(), make_end())
+
+    narrow, full = list(waterfall_lines(waterfall, width)), list(waterfall_lines(waterfall, 0))
+
+    assert max(map(len, narrow)) <= width
+    assert (narrow == full) is (width == 200)
+    numbers = [sorted(re.findall(r"(?<=  )\d+\b", "\n".join(lines))) for lines in (narrow, full)]
+    assert numbers[0] == numbers[1]

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from omnibus.bus.nats import NatsBus
+from omnibus.cli.format.tables import fit_text
 from omnibus.errors import OmnibusError, error_line
 from omnibus.plan_goals import ModelGoals
 from omnibus.settings import BusSettings, StoreSettings, read_settings
@@ -51,7 +52,7 @@ async def answer_question(question: WhatIfQuestion) -> str:
         goals = {name: _declared_goals(each) for name, each in deployment.goals.items()}
         return msgspec.json.encode({**fields, "goals": goals, **msgspec.to_builtins(outcome)}).decode()
     lines = [*table.answer_lines(deployment.label, traffic.label, outcome, deployment.goals, cost), *traffic.notes]
-    return "\n".join(lines)
+    return fit_text("\n".join(lines), 4)
 
 
 def _declared_goals(goals: ModelGoals) -> dict[str, Any]:

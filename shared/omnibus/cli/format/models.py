@@ -54,6 +54,7 @@ def list_lines(
     yield from table_lines(
         ["FAMILY", "MODELS", "TAKES", "GIVES", "COMPONENTS", "TINY"],
         [[*row, name] for row, name in zip(rows, tiny, strict=True)],
+        spare=["COMPONENTS"],  # of one family: `omnibus models show FAMILY`
     )
     yield ""
     yield from table_lines(["NOT SERVED", "WHY"], [[name, why] for name, why in absent.items()])
@@ -76,7 +77,8 @@ def packaged_lines() -> Iterator[str]:
         installed = "yes" if each.is_installed else "no"
         download, package = f"{each.megabytes} MB", f"{each.package} {each.release}"
         rows.append([name, each.weights, download, each.licence, package, installed])
-    yield from table_lines(["NAME", "WEIGHTS", "DOWNLOAD", "LICENCE", "PACKAGE", "INSTALLED"], rows)
+    head = ["NAME", "WEIGHTS", "DOWNLOAD", "LICENCE", "PACKAGE", "INSTALLED"]
+    yield from table_lines(head, rows, spare=["PACKAGE"])
     yield from OTHER_LICENCES
     size = sum(each.megabytes for each in PACKAGED.values() if not each.is_installed)
     if size:

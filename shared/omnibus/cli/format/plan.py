@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omnibus.cells import base_option, cell_shares, has_cells
-from omnibus.cli.format.tables import field_lines, table_lines, wrapped_lines
+from omnibus.cli.format.tables import field_lines, table_lines
 from omnibus.cluster.monitor.plan_diff import path_shares
 from omnibus.cluster.presence import ExecutorKind, replica_counts
 from omnibus.plan import ModelPlan, Plan
@@ -47,10 +47,17 @@ def planned_lines(plan_values: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"warning: {each}" for each in plan_values.get("warnings", ()))
 
 
+def _wrapped_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    return table_lines(head, rows, _WIDTH_CHARS)
+
+
 def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
     yield f"{name}: {model.get('reason', '')}"
     rate, capacity = _number_text(model.get("rate")), _number_text(model.get("capacity"))
-    yield f"  {rate} req/s expected, {capacity} req/s can be served"
+    if _is_load_known(model):
+        yield f"  {rate} req/s expected, {capacity} req/s can be served"
+    else:
+        yield f"  no load declared or measured yet; {capacity} req/s can be served, for which the figures below are"
     yield from _promise_lines(model.get("promise"))
     for option, correction in model.get("learned", {}).items():
         factor, jobs = _number_text(correction.get("factor")), correction.get("jobs")
@@ -62,6 +69,11 @@ def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
     for note, text in _NOTES.items():
         if model.get(note):
             yield f"  {text}: {_list_text(model[note])}"
+
+
+def _is_load_known(model: Mapping[str, Any]) -> bool:
+    """Return whether the plan expects a rate of this model. Waits at its capacity grow without end."""
+    return bool(model.get("load_known", True))
 
 
 def _promise_lines(promise: Any) -> Iterator[str]:
@@ -89,14 +101,14 @@ def _option_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             f"{name}/{option}",
             str(use.get("replicas", "")),
             f"{use.get('gpus', '')} {use.get('gpu', '')}".strip(),
-            _share_text(use.get("utilisation")),
-            _seconds_text(use.get("wait")),
+            _share_text(use.get("utilisation")) + ("" if _is_load_known(model) else " when full"),
+            _seconds_text(use.get("wait")) if _is_load_known(model) else "",
             "more would serve more" if option in model.get("bottlenecks", ()) else "",
         ]
         for name, model in models.items()
         for option, use in model.get("options", {}).items()
     ]
-    yield from wrapped_lines(["OPTION", "REPLICAS", "GPUS", "BUSY", "WAIT", ""], rows)
+    yield from _wrapped_lines(["OPTION", "REPLICAS", "GPUS", "BUSY", "WAIT", ""], rows)
 
 
 def _type_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
@@ -106,13 +118,13 @@ def _type_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             kind,
             _number_text(each.get("rate")),
             _seconds_text(each.get("alone")),
-            _seconds_text(each.get("latency")),
-            _seconds_text(each.get("p99")),
+            _seconds_text(each.get("latency")) if _is_load_known(model) else "",
+            _seconds_text(each.get("p99")) if _is_load_known(model) else "",
         ]
         for name, model in models.items()
         for kind, each in model.get("types", {}).items()
     ]
-    yield from wrapped_lines(["MODEL", "REQUEST TYPE", "REQ/S", "ALONE", "LATENCY", "P99"], rows)
+    yield from _wrapped_lines(["MODEL", "REQUEST TYPE", "REQ/S", "ALONE", "LATENCY", "P99"], rows)
 
 
 def _deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
@@ -129,7 +141,7 @@ def _deployment_lines(deployment: Mapping[str, Any]) -> Iterator[str]:
     if deployment.get("nodes"):
         yield f"on nodes: {_list_text(deployment['nodes'])}"
     if deployment.get("alternatives"):
-        yield from wrapped_lines(
+        yield from _wrapped_lines(
             ["WITHOUT", "SERVES", "GPUS", "PRICE"], [_alternative_row(each) for each in deployment["alternatives"]]
         )
 
@@ -146,7 +158,7 @@ def _link_lines(links: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         ]
         for each in links
     ]
-    yield from wrapped_lines(["FROM NODE", "TO NODE", "GB/S", "LINK GB/S", "BUSY"], rows)
+    yield from _wrapped_lines(["FROM NODE", "TO NODE", "GB/S", "LINK GB/S", "BUSY"], rows)
 
 
 def _alternative_row(each: Mapping[str, Any]) -> Sequence[str]:
@@ -192,10 +204,10 @@ def plan_lines(plan: Plan, up: Up) -> Iterator[str]:
         for kind, found in model.types.items()
         for path, share in path_shares(found)
     ]
-    yield from wrapped_lines(["OPTION", "RUNS", "SERVICE", "GPUS", "REPLICAS", "UP"], options)
+    yield from _wrapped_lines(["OPTION", "RUNS", "SERVICE", "GPUS", "REPLICAS", "UP"], options)
     if paths:
         yield ""
-        yield from wrapped_lines(["MODEL", "REQUEST TYPE", "PATH", "SHARE"], paths)
+        yield from _wrapped_lines(["MODEL", "REQUEST TYPE", "PATH", "SHARE"], paths)
     if plan.explain:
         yield ""
         yield from explain_lines(plan.explain)

@@ -96,6 +96,31 @@ async def test_a_fork_runs_from_the_changed_stage_and_names_its_parent(home: Toy
     assert rows["[0] vision", "→ embedding"]
 
 
+@pytest.mark.parametrize("change", ["messages.0.content=listen", 'messages.0.content="listen"'])
+async def test_a_text_replaces_that_of_a_message_with_media(home: ToyGateway, change: str):
+    record = await record_request(home)
+
+    after, _ = await fork_record(home, record, "thinker", change)
+
+    assert after.ended is not None
+    assert after.ended.answer.text.startswith("You said listen")
+    before, changed = (each.invocation.nodes[1].inputs["messages"][0]["content"] for each in (record, after))
+    assert [part["type"] for part in changed] == [part["type"] for part in before] == ["text", "image"]
+
+
+async def test_a_step_offers_forks_of_inputs_that_can_be_changed(home: ToyGateway):
+    record = await record_request(home)
+
+    vision, thinker = build_steps(*record)
+
+    assert (vision.changeable, thinker.changeable) == ((), ("messages", "params"))
+    assert not any("fork" in line for line in step_lines(vision, "an-id"))
+    assert list(step_lines(thinker, "an-id"))[-2:] == [
+        "  a fork can change messages, params:",
+        "    omnibus fork an-id 1 INPUT=VALUE",
+    ]
+
+
 async def test_a_parameter_of_a_fork_counts(home: ToyGateway):
     record = await record_request(home)
 

@@ -177,3 +177,16 @@ def test_a_plan_that_is_not_proven_best_shows_its_gap():
     deployment["gap"] = 0.0123
 
     assert "; at most 1.2% from the best" in render_text(result)
+
+
+def test_a_plan_without_a_load_expects_none():
+    fresh, known = make_planner().plan(), make_planner().plan({"q": ModelLoad(3.0, {TEXT: 1.0})})
+
+    (fresh_lines, known_lines) = (render_text(result) for result in (fresh, known))
+
+    assert "no load declared or measured yet" in fresh_lines
+    assert "expected" not in fresh_lines
+    assert "100% when full" in fresh_lines
+    assert "grows" not in fresh_lines
+    assert "3 req/s expected" in known_lines
+    assert "when full" not in known_lines
