@@ -221,6 +221,12 @@ class PreparedChat:
         self.params = encode_input({**msgspec.json.decode(self.params), "count_only": True})
         self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params), "answer": 1})
 
+    def report_prompt(self) -> None:
+        """Only return the tokens of the prompt."""
+        self.count_only()
+        self.params = encode_input({**msgspec.json.decode(self.params), "report_prompt": True})
+        self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params)})
+
     def prefill_only(self) -> None:
         """Only compute and cache the prompt for its conversation.
 

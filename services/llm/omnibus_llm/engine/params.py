@@ -36,7 +36,8 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     generated: it is the answer, word for word, and the model only processes its tokens. ``tools`` have the format of
     chat templates. With ``tool_choice`` ``required`` the answer is calls of them, or of the ``allowed_tools``.
     ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are variables of the chat
-    template. With ``count_only`` nothing is computed: the prompt's tokens are counted.
+    template. With ``count_only`` nothing is computed: the prompt's tokens are counted, and with ``report_prompt`` also
+    returned.
 
     ``logprobs`` is the number of alternatives to report for each token, None for no report. ``adapter`` is the name of
     the LoRA adapter; empty means the base model. With an ``adapter_source`` it is loaded from there. ``cache_key`` is
@@ -72,6 +73,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     structured_outputs: dict[str, Any] | None = None
     template: dict[str, Any] = {}
     count_only: bool = False
+    report_prompt: bool = False
     adapter: Annotated[str, msgspec.Meta(max_length=256)] = ""
     adapter_source: AdapterSource | None = None
     cache_key: Annotated[str, msgspec.Meta(max_length=64)] = ""
