@@ -275,6 +275,11 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
         return None if limit == NO_TOKEN_LIMIT else limit
 
     @property
+    def drops_history(self) -> bool:
+        """True if the oldest messages may be left out, so that the others fit the context."""
+        return False
+
+    @property
     def choice_count(self) -> int:
         """Number of answers."""
         return self.n or 1

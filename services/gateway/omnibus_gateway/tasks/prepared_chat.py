@@ -79,6 +79,8 @@ def sampling_params(request: ChatRequest, usual: ModelSampling = NEUTRAL) -> dic
         params[FALLBACK] = NEUTRAL_TEMPERATURE
     if values:
         params |= _rare_params(request, values)
+    if request.drops_history:
+        params["drop_history"] = True
     return params if is_plain(request) else params | _more_params(request)
 
 

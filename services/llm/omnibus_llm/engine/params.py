@@ -49,7 +49,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     ``fallback_temperature``. ``usual_tokens`` bound an answer without ``max_tokens``, as the context does.
 
     The fields from ``min_tokens`` are vLLM's. ``truncate_prompt_tokens`` keeps so many of a prompt's last tokens. With
-    -1 it keeps as many as leave room for an answer.
+    -1 it keeps as many as leave room for an answer. With ``drop_history`` the oldest messages are left out instead.
     """
 
     max_tokens: Count | None = None
@@ -88,6 +88,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    drop_history: bool = False
 
     @property
     def conversation_key(self) -> str:
@@ -111,7 +112,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     @property
     def prompt_key(self) -> str:
         """Parts of a prompt in addition to its messages and options."""
-        cut = self.truncate_prompt_tokens
+        cut = "drop" if self.drop_history else self.truncate_prompt_tokens
         return self.adapter_key if cut is None else f"{self.adapter_key} {cut} {self.max_tokens}"
 
     @property

@@ -60,7 +60,8 @@ class TextParams(TypedDict, total=False):
 
     ``cache_key`` is equal for the turns of a conversation: engines cache their computation of it. A cached prompt is
     used only for calls with the same ``cache_salt``. With ``prefill_only``, there is no answer: the prompt is computed
-    and cached for its conversation.
+    and cached for its conversation. With ``drop_history``, the oldest messages are left out of a prompt that is too
+    long.
     """
 
     max_tokens: int | None
@@ -90,6 +91,7 @@ class TextParams(TypedDict, total=False):
     cache_key: str
     cache_salt: str
     prefill_only: bool
+    drop_history: bool
     fallback_temperature: float
     usual_tokens: int
 
