@@ -24,8 +24,8 @@ VOICE = ROOT / os.environ.get("VOICE_VENV", ".venv-clients-voice")
 COMMANDS_ENV = ROOT / os.environ.get("COMMANDS_VENV", ".venv-clients-commands")
 NODE_MODULES = PYTHON3 / "node" / "node_modules"
 NEEDS_OPENAI2 = ("litellm", "llama-index")
-#: Commands with separate environments.
-COMMANDS = ("llm", "lm-eval")
+#: Commands with separate environments, and those of Node.js.
+COMMANDS, NODE_COMMANDS = ("llm", "lm-eval"), ("Codex", "Claude Code")
 #: Seconds that an example may take; importing a client takes most of them on a busy machine.
 EXAMPLE_SECONDS = 240.0
 _SECTION = re.compile(r"^## (.+?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -37,22 +37,27 @@ EXAMPLES = [
     for page in PAGES
     for title, section in _SECTION.findall(page.read_text())
     for number, (language, code) in enumerate(_BLOCK.findall(section), 1)
-    if language != "sh" or title in COMMANDS
+    if language != "sh" or title in (*COMMANDS, *NODE_COMMANDS)
 ]
 
 
 def make_command(title: str, language: str, directory: Path) -> list[str]:
     """Program that runs an example in ``directory``; skips the test if it is not installed."""
-    if language == "javascript":
+    if language == "javascript" or title in NODE_COMMANDS:
         if not NODE_MODULES.is_dir() or shutil.which("node") is None:
             pytest.skip("clients of Node.js are not installed: make install-clients")
         (directory / "node_modules").symlink_to(NODE_MODULES)
-        return ["node"]
+        return ["node"] if language == "javascript" else make_shell(NODE_MODULES / ".bin")
     environment = PYTHON2 if title in NEEDS_OPENAI2 else COMMANDS_ENV if title in COMMANDS else PYTHON3
     require_installed(environment)
     if language == "sh":
-        return ["env", f"PATH={environment / 'bin'}:{os.environ['PATH']}", "bash", "-euo", "pipefail"]
+        return make_shell(environment / "bin")
     return [str(environment / "bin" / "python")]
+
+
+def make_shell(programs: Path) -> list[str]:
+    """Return the shell that finds ``programs`` first."""
+    return ["env", f"PATH={programs}:{os.environ['PATH']}", "bash", "-euo", "pipefail"]
 
 
 def run_client(

@@ -62,6 +62,16 @@ CLIENTS = (
     DocumentedClient("litellm", _MORE, "chats, streams, tools, Responses, speech, transcriptions, embeddings"),
     DocumentedClient("llama-index-llms-openai-like", _MORE, "chats, streams, images in, completions"),
     DocumentedClient("llm", "#llm", "prompts, `--schema`, tools with `-T`"),
+    DocumentedClient(
+        "Codex", "#codex", "a task: reads, changes and runs a file by tools, over Responses", "@openai/codex", True
+    ),
+    DocumentedClient(
+        "Claude Code",
+        "#claude-code",
+        "a task: reads, changes and runs a file by tools, over Messages",
+        "@anthropic-ai/claude-code",
+        True,
+    ),
     DocumentedClient("langchain-tests", "#standard-tests", "LangChain's standard tests of chat models"),
     DocumentedClient("lm-eval", _MORE, "tasks that generate, over chats and completions"),
     DocumentedClient(

@@ -18,7 +18,7 @@ from omnibus_gateway.tasks.resolve import describe_model, rename_params
 
 
 @dataclass(slots=True)
-class ReportedPrompt:
+class PromptReport:
     """Ids of a prompt, their entries in the vocabulary, and the text."""
 
     ids: list[int] = field(default_factory=list)
@@ -52,21 +52,21 @@ class _TokenRoute(PostRoute):
         run = sending.run = self._chat.open_request(model, pinned_path=post.pinned)
         return run
 
-    async def _read_prompt(self, run: ClientRequest, prepared_chat: PreparedChat) -> ReportedPrompt:
+    async def _read_prompt(self, run: ClientRequest, prepared_chat: PreparedChat) -> PromptReport:
         """Return the tokens of a prompt. Raises ``BadRequest`` for media, and for a model without a tokenizer."""
         if prepared_chat.items:
             raise BadRequest(
                 "Chats with media have no list of tokens: count them by /v1/responses/input_tokens.", param="messages"
             )
         prepared_chat.report_prompt()
-        reported = ReportedPrompt()
+        prompt_tokens = PromptReport()
         output = await self._chat.begin_answer(run, prepared_chat)
         async for batch in run.read_outputs(open_output_streams(output)):
             for _, item in batch:
-                reported.add(item.data)
-        if not reported.ids:
+                prompt_tokens.add(item.data)
+        if not prompt_tokens.ids:
             raise BadRequest(f"The model '{run.model_name}' is simulated and has no tokenizer.", param="model")
-        return reported
+        return prompt_tokens
 
 
 class TokenizeRoute(_TokenRoute):
@@ -81,10 +81,10 @@ class TokenizeRoute(_TokenRoute):
                 prepared_chat = PreparedChat(chat_request, [request.plain_prompt()], [])
             else:
                 prepared_chat = await self._chat.prepare_request(run, chat_request)
-            reported = await self._read_prompt(run, prepared_chat)
-        strings = reported.tokens if request.return_token_strs else None
+            prompt_tokens = await self._read_prompt(run, prepared_chat)
+        strings = prompt_tokens.tokens if request.return_token_strs else None
         context = await asyncio.to_thread(self._find_context, chat_request.model)
-        await sending.send_body(JSON, tokens.encode_tokens(reported.ids, strings, context))
+        await sending.send_body(JSON, tokens.encode_tokens(prompt_tokens.ids, strings, context))
 
     def _find_context(self, model: str) -> int | None:
         router = self._chat.runs.router
@@ -104,5 +104,5 @@ class DetokenizeRoute(_TokenRoute):
         with rename_params({"prompt": "tokens"}):
             async with run.until_end():
                 prepared_chat = PreparedChat(chat_request, [request.plain_prompt()], [])
-                reported = await self._read_prompt(run, prepared_chat)
-        await sending.send_body(JSON, tokens.encode_text(reported.text))
+                prompt_tokens = await self._read_prompt(run, prepared_chat)
+        await sending.send_body(JSON, tokens.encode_text(prompt_tokens.text))

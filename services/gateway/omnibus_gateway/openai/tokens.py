@@ -53,8 +53,8 @@ class TokenizeRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def plain_prompt(self) -> dict[str, Any]:
         """Return the message of the prompt."""
-        unmarked = {"add_special_tokens": False} if self.add_special_tokens is False else {}
-        return {"role": "prompt", "content": self.prompt, **unmarked}
+        no_marks = {"add_special_tokens": False} if self.add_special_tokens is False else {}
+        return {"role": "prompt", "content": self.prompt, **no_marks}
 
 
 class TokenizeResponse(Struct, frozen=True):

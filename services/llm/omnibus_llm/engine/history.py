@@ -1,4 +1,4 @@
-"""Prompts without the oldest messages of a conversation, so that the others fit the context.
+"""Prompts without the oldest messages of conversations that are too long.
 
 Instructions, messages with media, and the last message of the user stay. Whole turns are left out first, then the
 oldest calls of tools in the last turn, each with its results.
@@ -15,9 +15,9 @@ _INSTRUCTIONS = ("system", "developer")
 
 
 def fit_history(tokenize: Callable[[Messages], TokenizedPrompt], messages: Messages, longest: int) -> TokenizedPrompt:
-    """Return the prompt of ``messages`` with the fewest of them left out, so that it has at most ``longest`` tokens.
+    """Return the prompt of the most ``messages`` that fit ``longest`` tokens.
 
-    If it cannot fit, it is that of the messages that stay. Raises ``ContextTooLong`` and ``BadRequest``.
+    If none fits, it is that of the messages that always stay. Raises ``ContextTooLong`` and ``BadRequest``.
     """
     groups = droppable_groups(messages)
     low, high = 0, len(groups)
@@ -39,12 +39,12 @@ def _fits(tokenize: Callable[[Messages], TokenizedPrompt], messages: Messages, l
 
 def without_groups(messages: Messages, groups: Sequence[Sequence[int]]) -> Messages:
     """Return ``messages`` without those at the positions in ``groups``."""
-    dropped = {position for group in groups for position in group}
-    return [message for position, message in enumerate(messages) if position not in dropped]
+    positions = {position for group in groups for position in group}
+    return [message for position, message in enumerate(messages) if position not in positions]
 
 
 def droppable_groups(messages: Messages) -> list[list[int]]:
-    """Return the positions of messages that may be left out, in groups, in the order in which they are."""
+    """Return positions of messages that may be left out, oldest group first."""
     users = [position for position, message in enumerate(messages) if message.get("role") == "user"]
     if not users:
         return []
@@ -54,13 +54,13 @@ def droppable_groups(messages: Messages) -> list[list[int]]:
 
 
 def _kept_apart(messages: Messages, begin: int, end: int) -> list[int]:
-    """Return the positions from ``begin`` to ``end`` of a turn; none if one of its messages has media."""
+    """Return the positions from ``begin`` to ``end``; none if a message has media."""
     positions = [each for each in range(begin, end) if messages[each].get("role") not in _INSTRUCTIONS]
     return [] if any(map(_has_media, (messages[each] for each in positions))) else positions
 
 
 def _call_groups(messages: Messages, begin: int) -> list[list[int]]:
-    """Return the positions from ``begin`` in groups: messages of the model, each with the results of its calls."""
+    """Return the positions from ``begin``, grouped by calls and their results."""
     groups: list[list[int]] = []
     if any(map(_has_media, messages[begin:])):
         return groups

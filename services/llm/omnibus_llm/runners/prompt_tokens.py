@@ -11,7 +11,7 @@ PIECE_TOKENS = 4096
 
 
 class PromptTokens(NamedTuple):
-    """Ids of a prompt, their entries in the vocabulary, and the text, including special tokens."""
+    """Ids of a prompt, their entries in the vocabulary, and its text."""
 
     ids: list[int]
     tokens: list[str]

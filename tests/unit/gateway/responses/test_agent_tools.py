@@ -1,4 +1,4 @@
-"""Tools of agents in responses: free text, shells, patches, groups of functions, and what is refused with a hint."""
+"""Tools of agents in responses: free text, shells, patches, groups of functions, and hints of refusals."""
 
 import json
 from typing import Any
@@ -48,11 +48,11 @@ async def test_the_text_of_a_custom_call_is_streamed(open_gateway: Opener):
         events = events_of((await post_response(gateway, tools=[CUSTOM], store=False, stream=True)).text)
 
     deltas = [event["delta"] for event in events if event["type"] == "response.custom_tool_call_input.delta"]
-    [done] = [event for event in events if event["type"] == "response.custom_tool_call_input.done"]
-    assert "".join(deltas) == done["input"] == "one\ntwo \U0001f600 three"
+    [done_event] = [event for event in events if event["type"] == "response.custom_tool_call_input.done"]
+    assert "".join(deltas) == done_event["input"] == "one\ntwo \U0001f600 three"
     assert len(deltas) > 5
-    [added] = [event["item"] for event in events if event["type"] == "response.output_item.added"]
-    assert (added["type"], added["input"]) == ("custom_tool_call", "")
+    [first_item] = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    assert (first_item["type"], first_item["input"]) == ("custom_tool_call", "")
     assert not [event for event in events if "function_call_arguments" in event["type"]]
 
 
@@ -103,19 +103,19 @@ CALLS: list[tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("tool", "name", "arguments", "expected"), CALLS)
+@pytest.mark.parametrize(("tool", "name", "arguments", "item"), CALLS)
 async def test_calls_become_the_items_that_agents_read_and_go_back(
-    open_gateway: Opener, tool: dict[str, Any], name: str, arguments: dict[str, Any], expected: dict[str, Any]
+    open_gateway: Opener, tool: dict[str, Any], name: str, arguments: dict[str, Any], item: dict[str, Any]
 ):
     thinker = make_caller(name, json.dumps(arguments))
     response = await answer_once(open_gateway, thinker, tool)
     [call] = response["output"]
 
-    offered = [each["function"]["name"] for each in thinker.params["tools"]]
+    tool_names = [each["function"]["name"] for each in thinker.params["tools"]]
     await answer_once(open_gateway, thinker, tool, input=[{"role": "user", "content": "a"}, call])
 
-    assert {key: call.get(key) for key in expected} == expected
-    assert (call["status"], offered) == ("completed", [name])
+    assert {key: call.get(key) for key in item} == item
+    assert (call["status"], tool_names) == ("completed", [name])
     [history_call] = thinker.messages[-1]["tool_calls"]
     assert history_call["function"]["name"] == name
     assert history_call["function"]["arguments"] == arguments
@@ -242,5 +242,5 @@ def test_every_beginning_of_a_call_has_a_beginning_of_its_text(text: str):
         head = arguments.index(":") + 3
         known_texts = [read_input(arguments[:end]) for end in range(head, len(arguments) + 1)]
 
-        assert all(text.startswith(known) for known in known_texts)
+        assert all(text.startswith(each) for each in known_texts)
         assert known_texts[-1] == text

@@ -37,7 +37,7 @@ CHAT = [
 
 
 @pytest.mark.parametrize(
-    ("longest", "kept"),
+    ("longest", "ids"),
     [
         (99, [*range(13)]),
         (13, [*range(13)]),
@@ -49,8 +49,8 @@ CHAT = [
         (1, [0, 7, 11, 12]),
     ],
 )
-def test_the_fewest_oldest_messages_are_left_out(longest: int, kept: list[int]):
-    assert list(fit_history(tokenize_words, CHAT, longest).ids) == kept
+def test_the_fewest_oldest_messages_are_left_out(longest: int, ids: list[int]):
+    assert list(fit_history(tokenize_words, CHAT, longest).ids) == ids
 
 
 def test_a_prompt_that_the_tokenizer_refuses_is_shortened_too():
@@ -65,8 +65,8 @@ def test_the_last_message_alone_may_be_too_long():
 
 
 def test_messages_with_media_stay():
-    seen = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1"}]}
-    chat = [seen, make_message("assistant", "2"), make_message("user", "3"), make_message("assistant", "4")]
+    picture = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "1"}]}
+    chat = [picture, make_message("assistant", "2"), make_message("user", "3"), make_message("assistant", "4")]
 
     assert droppable_groups([*chat, make_message("user", "5")]) == [[2, 3]]
     assert droppable_groups([make_message("assistant", "1")]) == []

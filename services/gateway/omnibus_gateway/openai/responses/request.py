@@ -184,7 +184,7 @@ class ResponseRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fiel
 
     @property
     def requires_calls(self) -> bool:
-        """True if the answer must be calls of tools, to which a grammar applies."""
+        """True if the answer must be calls, which a grammar constrains."""
         choice = self.tool_choice
         if isinstance(choice, FlatAllowedChoice):
             return choice.mode == "required"
@@ -247,7 +247,7 @@ def convert_response_request(document: Any) -> ResponseRequest:
 
 
 def check_tool_types(document: Any) -> None:
-    """Raises ``BadRequest`` with a hint for a tool that only a hosted service can run."""
+    """Raises ``BadRequest`` with a hint for tools of hosted services."""
     tools = document.get("tools") if isinstance(document, dict) else None
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
@@ -274,7 +274,7 @@ def check_response_request(request: ResponseRequest) -> None:
             )
     if request.prompt is not None:
         raise BadRequest("Prompt templates are not stored here: send their text as instructions.", param="prompt")
-    check_agent_tools(request.tools or (), required=request.requires_calls)
+    check_agent_tools(request.tools or (), has_grammar=request.requires_calls)
     _check_images(request)
     _check_audio(request)
     _check_state(request)

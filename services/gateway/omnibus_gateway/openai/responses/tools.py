@@ -42,23 +42,23 @@ _GROUP_MARK = "."
 _INPUT = "input"
 
 
-class TextInput(Struct, frozen=True, tag_field="type", tag="text"):
+class AnyInputFormat(Struct, frozen=True, tag_field="type", tag="text"):
     """Any text."""
 
 
-class GrammarInput(Struct, frozen=True, tag_field="type", tag="grammar"):
+class GrammarInputFormat(Struct, frozen=True, tag_field="type", tag="grammar"):
     """Text that matches ``definition``."""
 
     syntax: Literal["lark", "regex"]
     definition: Annotated[str, Meta(min_length=1, max_length=1 << 17)]
 
 
-class CustomTool(Struct, frozen=True, tag_field="type", tag="custom"):
+class FreeTextTool(Struct, frozen=True, tag_field="type", tag="custom"):
     """A tool whose input is free text."""
 
     name: Name
     description: Description | None = None
-    format: TextInput | GrammarInput | None = None
+    format: AnyInputFormat | GrammarInputFormat | None = None
 
 
 class LocalShellTool(Struct, frozen=True, tag_field="type", tag="local_shell"):
@@ -85,11 +85,11 @@ class ToolNamespace(Struct, frozen=True, tag_field="type", tag="namespace"):
     """A group of functions."""
 
     name: Name
-    tools: Annotated[list[FlatFunctionTool | CustomTool], Meta(max_length=MAX_TOOLS)]
+    tools: Annotated[list[FlatFunctionTool | FreeTextTool], Meta(max_length=MAX_TOOLS)]
     description: Description | None = None
 
 
-AgentTool = CustomTool | LocalShellTool | ShellTool | ApplyPatchTool
+AgentTool = FreeTextTool | LocalShellTool | ShellTool | ApplyPatchTool
 ResponseTool = FlatFunctionTool | ImageGenerationTool | AgentTool | ToolNamespace
 
 
@@ -107,8 +107,8 @@ class ApplyPatchChoice(Struct, frozen=True, tag_field="type", tag="apply_patch",
     """A choice that requires a patch."""
 
 
-def _object(required: Sequence[str], **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "properties": properties, "required": [*required], "additionalProperties": False}
+def _object(names: Sequence[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*names], "additionalProperties": False}
 
 
 _STRING = {"type": "string"}
@@ -143,11 +143,13 @@ def tool_name(tool: ResponseTool) -> str:
     """Return the name of the function that represents ``tool``; that of a group is its own."""
     if isinstance(tool, ImageGenerationTool):
         return IMAGE_TOOL
-    return tool.name if isinstance(tool, FlatFunctionTool | CustomTool | ToolNamespace) else _FUNCTIONS[type(tool)].name
+    return (
+        tool.name if isinstance(tool, FlatFunctionTool | FreeTextTool | ToolNamespace) else _FUNCTIONS[type(tool)].name
+    )
 
 
 def grouped_name(namespace: str | None, name: str) -> str:
-    """Return the name that the model sees for function ``name`` of a group."""
+    """Return the name that the model sees for a group's function."""
     return f"{namespace}{_GROUP_MARK}{name}" if namespace else name
 
 
@@ -165,16 +167,24 @@ def describe_function(name: str, tool: ResponseTool) -> FunctionDefinition:
     match tool:
         case FlatFunctionTool():
             return FunctionDefinition(name, tool.description, tool.parameters, tool.strict)
-        case CustomTool():
-            pattern = {"pattern": f"^(?:{tool.format.definition})$"} if isinstance(tool.format, GrammarInput) else {}
+        case FreeTextTool():
+            pattern = (
+                {"pattern": f"^(?:{tool.format.definition})$"} if isinstance(tool.format, GrammarInputFormat) else {}
+            )
             return FunctionDefinition(name, tool.description, _object([_INPUT], **{_INPUT: {**_STRING, **pattern}}))
         case ImageGenerationTool():
             return FunctionDefinition(name, IMAGE_TOOL_DESCRIPTION, IMAGE_TOOL_PARAMETERS)
     return _FUNCTIONS[type(tool)]
 
 
-def check_agent_tools(tools: Sequence[ResponseTool], *, required: bool) -> None:
-    """Raises ``BadRequest`` for a tool that cannot be obeyed. ``required``: whether a grammar applies to calls."""
+def _describe_input(tool: FreeTextTool) -> dict[str, Any]:
+    if isinstance(tool.format, GrammarInputFormat):
+        return {**_STRING, "pattern": f"^(?:{tool.format.definition})$"}
+    return _STRING
+
+
+def check_agent_tools(tools: Sequence[ResponseTool], *, has_grammar: bool) -> None:
+    """Raises ``BadRequest`` for an unsupported tool. ``has_grammar``: whether a grammar constrains calls."""
     for index, tool in enumerate(tools):
         param = f"tools[{index}]"
         if isinstance(tool, ShellTool) and tool.environment is not None and tool.environment.type != "local":
@@ -184,16 +194,16 @@ def check_agent_tools(tools: Sequence[ResponseTool], *, required: bool) -> None:
             )
         members = tool.tools if isinstance(tool, ToolNamespace) else [tool]
         for each in members:
-            if isinstance(each, CustomTool) and isinstance(each.format, GrammarInput):
-                _check_grammar(each.format, f"{param}.format", required=required)
+            if isinstance(each, FreeTextTool) and isinstance(each.format, GrammarInputFormat):
+                _check_grammar(each.format, f"{param}.format", has_grammar=has_grammar)
 
 
-def _check_grammar(grammar: GrammarInput, param: str, *, required: bool) -> None:
+def _check_grammar(grammar: GrammarInputFormat, param: str, *, has_grammar: bool) -> None:
     if grammar.syntax == "lark":
         raise BadRequest(
             "A Lark grammar cannot be enforced inside a tool call: use the syntax regex, or the type text.", param=param
         )
-    if not required:
+    if not has_grammar:
         raise BadRequest(
             "A grammar applies only to required calls: set tool_choice to required or to this tool, or the type to "
             "text.",
@@ -206,7 +216,7 @@ def _check_grammar(grammar: GrammarInput, param: str, *, required: bool) -> None
 
 
 class ToolCallFormat:
-    """Kinds of the calls of a request's ``tools``, by the name that the model sees."""
+    """Kinds of calls of ``tools``, by the names that the model sees."""
 
     def __init__(self, tools: Sequence[ResponseTool]) -> None:
         self._tools = dict(flatten_tools(tools))
@@ -238,7 +248,7 @@ class ToolCallFormat:
 
 
 _KINDS: Mapping[type, str] = {
-    CustomTool: "custom_tool_call",
+    FreeTextTool: "custom_tool_call",
     LocalShellTool: "local_shell_call",
     ShellTool: "shell_call",
     ApplyPatchTool: "apply_patch_call",
@@ -353,7 +363,7 @@ def read_input(arguments: str) -> str:
 
 
 def could_be_input(arguments: str) -> bool:
-    """Return whether ``arguments`` begin a call with free text, so that its text can be sent before the end."""
+    """Return whether the text in unfinished ``arguments`` can be read."""
     return _INPUT_HEAD.match(arguments) is not None
 
 
