@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from omnibus.errors import ContextTooLong
 from omnibus_llm.runners import prompt_tokens
 from omnibus_llm.runners.thinker import ThinkRunner
 from tests.unit.jobs import MemoryJob, finish_job
@@ -73,3 +74,25 @@ async def test_both_halves_report_the_tokens_of_a_prompt(halves: Halves):
     job = await halves.answer(make_chat_job(messages, count_only=True, report_prompt=True))
 
     check_prompt(halves.decode._core.thinker, job, messages)
+
+
+def make_long_chat(turns: int) -> list[dict[str, Any]]:
+    words = "one two three four five six seven eight nine ten"
+    talk = [{"role": role, "content": f"{words} {number}"} for number in range(turns) for role in ("user", "assistant")]
+    return [{"role": "system", "content": "Be short."}, *talk, {"role": "user", "content": "the last question"}]
+
+
+async def test_old_messages_are_left_out_of_a_prompt_that_is_too_long(halves: Halves, runner: ThinkRunner):
+    options = {"count_only": True, "report_prompt": True, "max_tokens": 40}
+    with pytest.raises(ContextTooLong):
+        await finish_job(runner, make_chat_job(make_long_chat(60), **options))
+
+    job = make_chat_job(make_long_chat(60), **options, drop_history=True)
+    await finish_job(runner, job)
+    split_job = await halves.answer(make_chat_job(make_long_chat(60), **options, drop_history=True))
+
+    text = read_prompt(job)["text"]
+    assert read_prompt(split_job)["text"] == text
+    assert ("Be short." in text, "the last question" in text, "ten 59" in text) == (True, True, True)
+    assert "ten 0<" not in text
+    assert runner._core.context - 80 < len(read_prompt(job)["ids"]) <= runner._core.context - 40
