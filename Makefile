@@ -110,7 +110,7 @@ install-weights: $(VENV)/.weights ## Install what else tests of trained weights 
 
 install-s3: $(S3_VENV)/.installed ## Create .venv-s3 with an S3 server, for the tests of object storage (140 MB)
 
-install-clients: $(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed $(VOICE_VENV)/.installed $(COMMANDS_VENV)/.installed $(CLIENTS_VENV)/node/.installed ## Install clients of others, for docs/clients.md (1.5 GB)
+install-clients: $(CLIENTS_VENV)/.installed $(OPENAI2_VENV)/.installed $(VOICE_VENV)/.installed $(COMMANDS_VENV)/.installed $(CLIENTS_VENV)/node/.installed ## Install clients of others, for docs/clients.md (2.3 GB)
 
 # INSTALL_CLIENTS= takes those that are there.
 test-clients: $(VENV)/.dev $(INSTALL_CLIENTS) ## Run the examples and conversations of docs/clients.md against a running system

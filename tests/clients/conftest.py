@@ -7,6 +7,8 @@ import pytest
 
 from omnibus.families import catalog
 from omnibus_models import tiny, world
+from tests.clients.features import declared_features
+from tests.clients.traffic import ClientTraffic
 from tests.e2e.system import System, declare_model, start_system
 
 OMNI, PAINTER, EMBEDDER, SCRIPTED = "qwen2.5-omni-world", "qwen-image-world", "my-vectors", "assistant"
@@ -35,6 +37,15 @@ def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     }
     with start_system(tmp_path_factory.mktemp("clients"), models) as clients_system:
         yield clients_system
+
+
+@pytest.fixture
+def traffic(system: System, request: pytest.FixtureRequest) -> Iterator[ClientTraffic]:
+    """The relay of one test to the system. Its marker declares the features that the client uses."""
+    with ClientTraffic(system.url) as client_traffic:
+        yield client_traffic
+    features = declared_features(request.node)
+    assert features is None or not client_traffic.has_requests or client_traffic.list_features() == features
 
 
 @pytest.fixture(scope="package")

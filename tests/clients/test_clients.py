@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -10,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.features import PageExample, read_examples
+from tests.clients.traffic import ClientTraffic
 from tests.e2e.system import System
 
 pytestmark = [pytest.mark.clients, pytest.mark.e2e]
 
 ROOT = Path(__file__).parents[2]
-PAGES = (ROOT / "docs" / "clients.md", ROOT / "examples" / "clients" / "README.md")
 #: Environments of clients, below the root: those of Python, those of them that need an older openai or a newer one,
 #: and of Node.js.
 PYTHON3 = ROOT / os.environ.get("CLIENTS_VENV", ".venv-clients")
@@ -24,41 +24,42 @@ VOICE = ROOT / os.environ.get("VOICE_VENV", ".venv-clients-voice")
 COMMANDS_ENV = ROOT / os.environ.get("COMMANDS_VENV", ".venv-clients-commands")
 NODE_MODULES = PYTHON3 / "node" / "node_modules"
 NEEDS_OPENAI2 = ("litellm", "llama-index")
-#: Commands with separate environments.
-COMMANDS = ("llm", "lm-eval")
+#: Commands with separate environments, and those of Node.js.
+COMMANDS, NODE_COMMANDS = ("llm", "lm-eval"), ("Codex", "Claude Code")
 #: Seconds that an example may take; importing a client takes most of them on a busy machine.
 EXAMPLE_SECONDS = 240.0
-_SECTION = re.compile(r"^## (.+?)$(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-_BLOCK = re.compile(r"^```(python|javascript|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 SUFFIXES = {"python": "py", "javascript": "mjs", "sh": "sh"}
 EXAMPLES = [
-    pytest.param(title, language, code, id=f"{title}-{number}")
-    for page in PAGES
-    for title, section in _SECTION.findall(page.read_text())
-    for number, (language, code) in enumerate(_BLOCK.findall(section), 1)
-    if language != "sh" or title in COMMANDS
+    pytest.param(each, id=f"{each.title}-{each.number}")
+    for each in read_examples()
+    if each.language != "sh" or each.title in (*COMMANDS, *NODE_COMMANDS)
 ]
 
 
 def make_command(title: str, language: str, directory: Path) -> list[str]:
     """Program that runs an example in ``directory``; skips the test if it is not installed."""
-    if language == "javascript":
+    if language == "javascript" or title in NODE_COMMANDS:
         if not NODE_MODULES.is_dir() or shutil.which("node") is None:
             pytest.skip("clients of Node.js are not installed: make install-clients")
         (directory / "node_modules").symlink_to(NODE_MODULES)
-        return ["node"]
+        return ["node"] if language == "javascript" else make_shell(NODE_MODULES / ".bin")
     environment = PYTHON2 if title in NEEDS_OPENAI2 else COMMANDS_ENV if title in COMMANDS else PYTHON3
     require_installed(environment)
     if language == "sh":
-        return ["env", f"PATH={environment / 'bin'}:{os.environ['PATH']}", "bash", "-euo", "pipefail"]
+        return make_shell(environment / "bin")
     return [str(environment / "bin" / "python")]
 
 
+def make_shell(programs: Path) -> list[str]:
+    """Return the shell that finds ``programs`` first."""
+    return ["env", f"PATH={programs}:{os.environ['PATH']}", "bash", "-euo", "pipefail"]
+
+
 def run_client(
-    command: Sequence[str], system: System, home: Path, seconds: float, directory: Path | None = None
+    command: Sequence[str], traffic: ClientTraffic, home: Path, seconds: float, directory: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a client program against ``system``.
+    """Run a client program against the gateway of ``traffic``.
 
     It runs in ``directory``, by default in its ``home``. Raises ``subprocess.TimeoutExpired``.
     """
@@ -70,11 +71,11 @@ def run_client(
             "PATH": os.environ["PATH"],
             "HOME": str(home),
             "LITELLM_LOCAL_MODEL_COST_MAP": "true",
-            "OPENAI_BASE_URL": f"{system.url}/v1",
+            "OPENAI_BASE_URL": f"{traffic.url}/v1",
             "OPENAI_API_KEY": "none",
-            "ANTHROPIC_BASE_URL": system.url,
+            "ANTHROPIC_BASE_URL": traffic.url,
             "ANTHROPIC_API_KEY": "none",
-            "OLLAMA_HOST": system.url,
+            "OLLAMA_HOST": traffic.url,
         },
         capture_output=True,
         text=True,
@@ -90,17 +91,18 @@ def require_installed(environment: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("title", "language", "code"), EXAMPLES)
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_of_the_page_runs(
-    system: System, media: Path, tmp_path: Path, title: str, language: str, code: str
+    system: System, traffic: ClientTraffic, media: Path, tmp_path: Path, example: PageExample
 ) -> None:
-    program = make_command(title, language, tmp_path)
+    program = make_command(example.title, example.language, tmp_path)
     for each in media.iterdir():
         shutil.copy(each, tmp_path)
-    script = tmp_path / f"example.{SUFFIXES[language]}"
-    script.write_text(code)
+    script = tmp_path / f"example.{SUFFIXES[example.language]}"
+    script.write_text(example.code)
     asyncio.run(system.becomes_ready())
 
-    process = run_client([*program, str(script)], system, tmp_path, EXAMPLE_SECONDS)
+    process = run_client([*program, str(script)], traffic, tmp_path, EXAMPLE_SECONDS)
 
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
+    assert traffic.list_features() == example.features

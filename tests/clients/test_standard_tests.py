@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.clients.features import declare_features
 from tests.clients.test_clients import PYTHON3, require_installed, run_client
+from tests.clients.traffic import ClientTraffic
 from tests.e2e.system import System
 
 pytestmark = [pytest.mark.clients, pytest.mark.e2e]
@@ -19,7 +21,8 @@ PASSED = 48
 
 
 @pytest.mark.timeout(600)
-def test_langchains_standard_tests_pass(system: System, media: Path, tmp_path: Path) -> None:
+@declare_features("langchain-tests", "chat stream image audio tools JSON")
+def test_langchains_standard_tests_pass(system: System, traffic: ClientTraffic, media: Path, tmp_path: Path) -> None:
     require_installed(PYTHON3)
     for each in (STANDARD, *media.iterdir()):
         shutil.copy(each, tmp_path)
@@ -27,7 +30,7 @@ def test_langchains_standard_tests_pass(system: System, media: Path, tmp_path: P
 
     python = str(PYTHON3 / "bin" / "python")
     command = [python, "-m", "pytest", "-q", "-ra", "-o", "asyncio_mode=auto", STANDARD.name]
-    process = run_client(command, system, tmp_path, SECONDS)
+    process = run_client(command, traffic, tmp_path, SECONDS)
 
     assert process.returncode == 0, process.stdout[-8000:] + process.stderr[-2000:]
     match = re.search(r"(\d+) passed", process.stdout)

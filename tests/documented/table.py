@@ -41,6 +41,9 @@ _SIGNATURE = "a signature, written by tests/pages from the code"
 SKIPPED: Mapping[tuple[str, str], str] = {
     ("clients", "import anthropic"): _CLIENTS,
     ("clients", "CLAUDE_CODE_MAX_OUTPUT_TOKENS"): "Claude Code, which needs Node.js and a larger model",
+    ("clients", "codex"): _CLIENTS,
+    ("clients", "greet.py"): _CLIENTS,
+    ("clients", "CLAUDE_CODE_DISABLE"): _CLIENTS,
     ("clients", "from langchain_openai"): _CLIENTS,
     ("clients", "from pydantic_ai"): _CLIENTS,
     ("clients", "mkdir -p llm"): _CLIENTS,

@@ -35,6 +35,7 @@ from omnibus_gateway.api.embeddings import EmbeddingFormat, EmbeddingRoute
 from omnibus_gateway.api.images import ImageEditRoute, ImageGenerationRoute, ImageVariationRoute
 from omnibus_gateway.api.rerank import RerankRoute
 from omnibus_gateway.api.speech import SpeechRoute
+from omnibus_gateway.api.tokens import DetokenizeRoute, TokenizeRoute
 from omnibus_gateway.api.transcriptions import TranscriptionRoute, TranslationRoute
 from omnibus_gateway.apps import openapi_document
 from omnibus_gateway.apps.chat import called_app
@@ -54,7 +55,7 @@ from omnibus_gateway.ollama import vectors, wire
 from omnibus_gateway.ollama.errors import OllamaDialect
 from omnibus_gateway.ollama.openapi import ollama_components, ollama_paths
 from omnibus_gateway.ollama.routes import AnswerRoute, OllamaModels
-from omnibus_gateway.openai import completions, embeddings, images, openapi, rerank, speech, transcriptions
+from omnibus_gateway.openai import completions, embeddings, images, openapi, rerank, speech, tokens, transcriptions
 from omnibus_gateway.openai.errors import error_body, error_headers
 from omnibus_gateway.openai.models import PATH, ModelList, ModelObject
 from omnibus_gateway.openai.realtime.session import CLIENT_SECRETS
@@ -138,6 +139,8 @@ class RouteTable:
             images.VARIATIONS: ImageVariationRoute(settings),
             embeddings.PATH: embedding_route,
             rerank.PATH: RerankRoute(settings, runs),
+            tokens.TOKENIZE: TokenizeRoute(settings, chat),
+            tokens.DETOKENIZE: DetokenizeRoute(settings, chat),
             speech.PATH: speech_route,
             transcriptions.PATH: transcription_route,
             transcriptions.TRANSLATIONS: translation_route,
@@ -178,7 +181,7 @@ class RouteTable:
     def _batch_routes(self) -> dict[str, PostRoute]:
         """Return the routes that batches may name: JSON bodies and answers in OpenAI's format only."""
         forms = (images.EDITS, images.VARIATIONS, transcriptions.PATH, transcriptions.TRANSLATIONS)
-        others = (*forms, speech.PATH, CLIENT_SECRETS, MESSAGES, COUNT_TOKENS)
+        others = (*forms, speech.PATH, CLIENT_SECRETS, MESSAGES, COUNT_TOKENS, tokens.TOKENIZE, tokens.DETOKENIZE)
         return {
             path: route for path, route in self.posts.items() if path not in others and not path.startswith(wire.PREFIX)
         }
@@ -301,6 +304,7 @@ _MAX_QUOTED_CHARS = 160
 #: Reasons why routes of OpenAI are not served, by their beginning.
 _UNSUPPORTED = {
     "/v1/moderations": " No model family classifies content: put a filter in front of the gateway.",
+    "/v1/chat/completions": " Chats are not stored, even with store: use /v1/responses for answers to retrieve.",
     "/v1/assistants": " OpenAI replaced it: use /v1/responses and /v1/conversations.",
     "/v1/threads": " OpenAI replaced it: use /v1/responses and /v1/conversations.",
     "/v1/fine_tuning": " The gateway does not train: load adapters by /v1/load_lora_adapter.",

@@ -7,7 +7,7 @@ import json
 import operator
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,40 +29,8 @@ from omnibus_models.families import _chat_options
 from omnibus_models.families._language_decoder import LanguageDecoder
 from omnibus_models.families._lengths import Lengths, texts_of
 from omnibus_models.families._literals import ControlTokenLiterals
+from omnibus_models.families._plain_prompts import is_plain_prompt, tokenize_plain_prompt
 from omnibus_models.tool_calls import USUAL, ToolFormat, detect_format, find_format
-
-#: Role of the only message of such a prompt: its ``content`` is a text, or a list of token ids.
-PROMPT_ROLE = "prompt"
-
-
-def is_plain_prompt(messages: Sequence[Any]) -> bool:
-    """Return whether ``messages`` are one prompt without a template."""
-    return len(messages) == 1 and isinstance(messages[0], Mapping) and messages[0].get("role") == PROMPT_ROLE
-
-
-def tokenize_plain_prompt(
-    content: Any, tokenizer: Any, placeholders: Collection[int], vocabulary: int
-) -> tuple[int, ...]:
-    """Return the ids of ``content``, with the tokeniser's prefix for a text.
-
-    Special tokens in a text count as such, since the author of a prompt writes its template. Raises ``BadRequest`` for
-    an empty prompt, for ids outside the ``vocabulary`` and for ``placeholders`` of media.
-    """
-    if isinstance(content, str):
-        ids = list(tokenizer(content)["input_ids"])
-    elif isinstance(content, list | tuple) and all(type(token) is int for token in content):
-        ids = list(content)
-    else:
-        raise errors.BadRequest("a prompt is a text or a list of token ids", param="prompt")
-    if not ids:
-        raise errors.BadRequest("the prompt is empty: send a text, or token ids", param="prompt")
-    for token in ids:
-        if not 0 <= token < vocabulary:
-            raise errors.BadRequest(f"there is no token {token}: ids are 0 to {vocabulary - 1}", param="prompt")
-        if token in placeholders:
-            raise errors.BadRequest(f"token {token} stands for media, which a prompt has none of", param="prompt")
-    return tuple(ids)
-
 
 _ROLES = frozenset({"system", "user", "assistant", "tool"})
 
@@ -113,8 +81,7 @@ class LanguageThinker(LanguageDecoder, ABC):
             raise errors.BadRequest("messages is empty; send at least one message", param="messages")
         self._lengths.require_context(texts_of(messages), context or self.context, "messages")
         if is_plain_prompt(messages):
-            content = messages[0].get("content")
-            plain = tokenize_plain_prompt(content, self._tokenizer, self._placeholders, self.vocabulary)
+            plain = tokenize_plain_prompt(messages[0], self._tokenizer, self._placeholders, self.vocabulary)
             return TokenizedPrompt(plain, (), None)
         if not self._template:
             raise errors.BadRequest(

@@ -6,6 +6,7 @@ A tiny model cannot decide to call a tool, so grammar masks force the calls.
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -260,3 +261,45 @@ async def test_a_streamed_call_goes_on_at_another_gateway(system: System, client
     assert [each["function"]["name"] for each in deltas if "name" in each["function"]] == [name]
     assert "".join(each["function"]["arguments"] for each in deltas) == arguments
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_a_required_call_of_a_custom_tool_obeys_its_regular_expression(
+    client: openai.AsyncOpenAI, model: str
+) -> None:
+    grammar: Any = {"type": "grammar", "syntax": "regex", "definition": "(add|sub) [0-9]{1,3}"}
+
+    response = await client.responses.create(
+        model=model,
+        input="hello",
+        tools=[{"type": "custom", "name": "calculate", "format": grammar}],
+        tool_choice={"type": "custom", "name": "calculate"},
+        max_output_tokens=120,
+    )
+
+    [call] = [item for item in response.output if item.type == "custom_tool_call"]
+    assert call.name == "calculate"
+    assert re.fullmatch("(add|sub) [0-9]{1,3}", call.input), call.input
+
+
+@pytest.mark.parametrize("model", MODELS)
+async def test_tokens_of_a_text_and_of_a_chat_become_them_again(system: System, model: str) -> None:
+    async with httpx.AsyncClient(base_url=system.url, timeout=60) as http:
+        text = await read_json(http, "/tokenize", model=model, prompt="hello there", return_token_strs=True)
+        chat = await read_json(http, "/tokenize", model=model, messages=[{"role": "user", "content": "hello there"}])
+        usage = await read_json(http, "/v1/completions", model=model, prompt=chat["tokens"], max_tokens=1)
+        joined = [await read_json(http, "/detokenize", model=model, tokens=each["tokens"]) for each in (text, chat)]
+
+    assert text["count"] == len(text["tokens"]) == len(text["token_strs"])
+    assert joined[0] == {"prompt": "hello there"}
+    assert "hello there" in joined[1]["prompt"]
+    assert "<|im_start|>user" in joined[1]["prompt"]
+    assert usage["usage"]["prompt_tokens"] == chat["count"]
+    assert chat["max_model_len"] > chat["count"]
+
+
+async def read_json(http: httpx.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
+    """Return the response to ``body``."""
+    response = await http.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return dict(response.json())

@@ -57,6 +57,8 @@ async def send_marked(home: ToyGateway, mark: str) -> None:
         ("/v1/messages", {"model": mark, "max_tokens": 1, "messages": [{"role": "user", "content": mark}]}),
         ("/v1/messages/count_tokens", {"model": mark, "messages": [{"role": "user", "content": mark}]}),
         ("/v1/completions", {"model": mark, "prompt": mark}),
+        ("/tokenize", {"model": mark, "prompt": mark}),
+        ("/detokenize", {"model": mark, "tokens": [1]}),
         ("/v1/images/generations", {"model": mark, "prompt": mark}),
         ("/v1/images/edits", {"model": mark, "prompt": mark, "images": [{"image_url": mark}]}),
         ("/v1/embeddings", {"model": mark, "input": mark}),

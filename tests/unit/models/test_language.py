@@ -13,6 +13,7 @@ from transformers import AddedToken, AutoModelForCausalLM, AutoTokenizer
 from omnibus.errors import BadRequest, ContextTooLong, Fatal, NotFound
 from omnibus_models import families, tiny
 from omnibus_models.contract import Encoded, PromptOptions
+from omnibus_models.families._plain_prompts import tokenize_plain_prompt
 from tests.oracles import language as oracle
 from tests.unit.models.split import think_greedily
 
@@ -238,6 +239,45 @@ def test_a_plain_prompt_has_no_template_around_it(thinker: Any) -> None:
 
     assert ids == tuple(thinker.encode_text("hello there", marked=True))
     assert thinker.prompt(make_plain_prompt(list(ids))).ids == ids
+
+
+def test_a_plain_prompt_can_omit_the_marks_of_its_tokenizer(thinker: Any) -> None:
+    [prompt] = make_plain_prompt("hello there")
+
+    ids = thinker.prompt([{**prompt, "add_special_tokens": False}]).ids
+
+    assert list(ids) == thinker._tokenizer("hello there", add_special_tokens=False)["input_ids"]
+
+
+def test_a_suffix_is_refused_without_tokens_for_the_gap(thinker: Any) -> None:
+    [prompt] = make_plain_prompt("def add(a, b):")
+
+    with pytest.raises(BadRequest, match="cannot fill in") as caught:
+        thinker.prompt([{**prompt, "suffix": "return c"}])
+
+    assert caught.value.param == "suffix"
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"],
+        ["<fim_prefix>", "<fim_suffix>", "<fim_middle>"],
+        ["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+    ],
+)
+def test_a_tokenizer_with_tokens_for_the_gap_frames_it(checkpoint: Path, marks: list[str]) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    tokenizer.add_tokens(marks)
+    prompt = {"role": "prompt", "content": "one two", "suffix": "four", "add_special_tokens": False}
+
+    ids = tokenize_plain_prompt(prompt, tokenizer, (), len(tokenizer))
+
+    before, after, answer = tokenizer.convert_tokens_to_ids(marks)
+    texts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("one two", "four")]
+    assert list(ids) == [before, *texts[0], after, *texts[1], answer]
+    with pytest.raises(BadRequest, match="send the prompt as text"):
+        tokenize_plain_prompt({**prompt, "content": texts[0]}, tokenizer, (), len(tokenizer))
 
 
 def test_special_tokens_of_a_plain_prompt_are_tokens(thinker: Any) -> None:

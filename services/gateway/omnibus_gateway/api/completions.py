@@ -105,7 +105,7 @@ class CompletionRoute(PostRoute):
         run, prompt = open_choice.run, open_choice.choice.prompt
         async with run.until_end():
             usual = self._chat.usual_sampling(request.model)
-            prepared_chat = PreparedChat(request.to_chat(), [{"role": "prompt", "content": prompt}], [], usual=usual)
+            prepared_chat = PreparedChat(request.to_chat(), [request.plain_prompt(prompt)], [], usual=usual)
             output = await self._chat.begin_answer(run, prepared_chat)
             async for batch in run.read_outputs(open_output_streams(output)):
                 if text := "".join(item.data.get("text", "") for _, item in batch):

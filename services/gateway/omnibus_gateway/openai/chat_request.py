@@ -48,9 +48,13 @@ Presence = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 TokenId = Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+#: Limit of generated tokens; -1 is the rest of the context.
+TokenLimit = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 #: Limit of the tokens whose probability a request may change, and of the alternatives returned for each token.
 MAX_BIASES, MAX_TOP_LOGPROBS = 1024, 20
+#: Value of a limit of tokens for the rest of the context.
+NO_TOKEN_LIMIT = -1
 #: Limit of the answers to one chat.
 MAX_CHOICES = 8
 
@@ -205,7 +209,7 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
     audio: AudioOutput | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: Count | None = None
+    max_tokens: TokenLimit | None = None
     max_completion_tokens: Count | None = None
     temperature: Temperature | None = None
     top_p: Share | None = None
@@ -266,8 +270,14 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def token_limit(self) -> int | None:
-        """Limit of generated tokens."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        """Limit of generated tokens; None for the rest of the context."""
+        limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return None if limit == NO_TOKEN_LIMIT else limit
+
+    @property
+    def drops_history(self) -> bool:
+        """True if the oldest messages may be left out, so that the others fit the context."""
+        return False
 
     @property
     def choice_count(self) -> int:

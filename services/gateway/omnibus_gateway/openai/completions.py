@@ -13,20 +13,21 @@ from omnibus.errors import BadRequest, TooLarge
 from omnibus_gateway.openai.chat_request import (
     MAX_BIASES,
     MAX_TOP_LOGPROBS,
+    NO_TOKEN_LIMIT,
     Bias,
     ChatRequest,
-    Count,
     Penalty,
     Presence,
     Share,
     StreamOptions,
     Temperature,
+    TokenLimit,
     TopK,
     UserMessage,
 )
 from omnibus_gateway.openai.chat_response import FinishReason, TokenLogprob, Usage, build_usage
 from omnibus_gateway.openai.options import VllmParams, check_vllm_params
-from omnibus_gateway.openai.parse import decode_body
+from omnibus_gateway.openai.parse import check_token_limit, decode_body
 
 PATH = "/v1/completions"
 
@@ -47,7 +48,7 @@ class CompletionRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fi
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     prompt: str | Annotated[list[str | TokenId | list[TokenId]], Meta(min_length=1, max_length=1 << 17)]
-    max_tokens: Count | None = None
+    max_tokens: TokenLimit | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     #: Puts the prompt before its completion; only for prompts that are texts.
     echo: bool | None = None
@@ -70,12 +71,20 @@ class CompletionRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fi
     frequency_penalty: Presence | None = None
     presence_penalty: Presence | None = None
 
+    #: Text after the gap to fill in, for models that can; only for prompts that are texts.
+    suffix: str | None = None
+
     # Accepted only with values that change nothing.
     best_of: int | None = None
-    suffix: str | None = None
 
     # Accepted and ignored.
     user: str | None = None
+
+    @property
+    def token_limit(self) -> int | None:
+        """Limit of generated tokens; None for the rest of the context."""
+        limit = DEFAULT_TOKENS if self.max_tokens is None else self.max_tokens
+        return None if limit == NO_TOKEN_LIMIT else limit
 
     @property
     def choices_per_prompt(self) -> int:
@@ -92,12 +101,17 @@ class CompletionRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fi
             return raw_prompt  # type: ignore[return-value]
         raise BadRequest("prompt must be a text, a list of texts, of token ids, or of lists of these", param="prompt")
 
+    def plain_prompt(self, prompt: str | list[int]) -> dict[str, Any]:
+        """Return the message of ``prompt``."""
+        gap = {"suffix": self.suffix} if self.suffix else {}
+        return {"role": "prompt", "content": prompt, **gap}
+
     def to_chat(self) -> ChatRequest:
         """Return a chat request with these settings and a placeholder message."""
         return ChatRequest(
             model=self.model,
             messages=[UserMessage(content="")],
-            max_tokens=self.max_tokens or DEFAULT_TOKENS,
+            max_tokens=self.token_limit,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
@@ -157,18 +171,12 @@ class Completion(Struct, frozen=True):
 
 _DECODER = msgspec.json.Decoder(CompletionRequest)
 _encode = msgspec.json.Encoder().encode
-_HARMLESS: dict[str, tuple[Any, ...]] = {
-    "suffix": ("",),
-}
 
 
 def parse_completion_request(body: bytes) -> CompletionRequest:
     """Decode and check a request. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
     request = decode_body(_DECODER, body)
-    for name, harmless in _HARMLESS.items():
-        value = getattr(request, name)
-        if value is not None and value not in harmless:
-            raise BadRequest(f"The value of '{name}' is not supported: omit it.", param=name)
+    check_token_limit(request.max_tokens, "max_tokens")
     if request.logprobs is not None and request.echo:
         raise BadRequest("Prompts have no logprobs: omit echo or logprobs.", param="logprobs")
     if request.best_of is not None and request.best_of != request.choices_per_prompt:
@@ -186,6 +194,8 @@ def _check_prompts(request: CompletionRequest) -> None:
         raise TooLarge(f"A request must have at most {MAX_CHOICES} completions: its prompts times n.", param="prompt")
     if any(not prompt for prompt in prompts):
         raise BadRequest("A prompt is empty: send a text or token ids.", param="prompt")
+    if request.suffix and not all(isinstance(prompt, str) for prompt in prompts):
+        raise BadRequest("suffix must not be used with token ids: send the prompts as texts.", param="suffix")
     if request.echo and not all(isinstance(prompt, str) for prompt in prompts):
         raise BadRequest("echo must not be used with token ids: send the prompts as texts.", param="echo")
 

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from omnibus.encoding.audio import MIME
-from omnibus_gateway.openai import embeddings, files, images, models, rerank, speech, transcriptions, videos
+from omnibus_gateway.openai import embeddings, files, images, models, rerank, speech, tokens, transcriptions, videos
 from omnibus_gateway.openai.chat_request import ChatRequest
 from omnibus_gateway.openai.chat_response import ChatCompletion, ChatCompletionChunk
 from omnibus_gateway.openai.errors import ErrorBody
@@ -56,6 +56,10 @@ _SHAPES = (
     embeddings.EmbeddingList,
     rerank.RerankRequest,
     rerank.RerankResponse,
+    tokens.TokenizeRequest,
+    tokens.TokenizeResponse,
+    tokens.DetokenizeRequest,
+    tokens.DetokenizeResponse,
     speech.SpeechRequest,
     speech.SpeechDelta,
     speech.SpeechDone,
@@ -105,6 +109,7 @@ def openapi_paths() -> dict[str, Any]:
         images.EDITS: {"post": _edit_operation()},
         embeddings.PATH: {"post": _embeddings_operation()},
         rerank.PATH: {"post": _rerank_operation()},
+        **_token_paths(),
         speech.PATH: {"post": _speech_operation()},
         transcriptions.PATH: {"post": _transcription_operation()},
         transcriptions.TRANSLATIONS: {"post": _translation_operation()},
@@ -172,6 +177,27 @@ def _images_response() -> dict[str, Any]:
 def _embeddings_operation() -> dict[str, Any]:
     response = {"description": "One vector per text.", "content": json_content("EmbeddingList")}
     return post_operation("create_embedding", "Embed texts.", "Embeddings", json_content("EmbeddingRequest"), response)
+
+
+def _token_paths() -> dict[str, Any]:
+    tokenized = {"description": "The tokens.", "content": json_content("TokenizeResponse")}
+    text = {"description": "The text.", "content": json_content("DetokenizeResponse")}
+    return {
+        tokens.TOKENIZE: {
+            "post": post_operation(
+                "tokenize",
+                "Return the tokens of a prompt or chat.",
+                "Tokens",
+                json_content("TokenizeRequest"),
+                tokenized,
+            )
+        },
+        tokens.DETOKENIZE: {
+            "post": post_operation(
+                "detokenize", "Return the text of tokens.", "Tokens", json_content("DetokenizeRequest"), text
+            )
+        },
+    }
 
 
 def _rerank_operation() -> dict[str, Any]:

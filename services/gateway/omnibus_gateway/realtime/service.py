@@ -70,6 +70,7 @@ from omnibus_gateway.realtime.session import RealtimeSession
 from omnibus_gateway.realtime.speech_detectors import DetectorFactory, SpeechDetectors
 from omnibus_gateway.realtime.transcriber import require_hearing
 from omnibus_gateway.realtime.turns import SessionContext
+from omnibus_gateway.realtime.unknown_models import choose_subprotocol, is_unknown_model, refuse_model
 from omnibus_gateway.tasks.chat import Chat, Chats
 from omnibus_gateway.tasks.recognition import RecordingReader
 from omnibus_gateway.tenancy.body_budget import current_upload
@@ -400,8 +401,6 @@ async def _send_events(outbox: EventSender) -> SessionEnd:
     return SessionEnd()
 
 
-#: The subprotocol that browsers name.
-_SUBPROTOCOL = "realtime"
 _QUERY = frozenset({"model", "intent", "resumable", "resume", "last_event_id"})
 _REFUSED_QUERY = {
     "call_id": "calls over WebRTC or SIP are not supported: open a session with model",
@@ -422,7 +421,7 @@ class RealtimeRoute:
                 raise NotFound("there is no WebSocket at this path")
             session = await self._open_session(scope)
             with self._realtime.admit():
-                await connection.accept(_SUBPROTOCOL if _SUBPROTOCOL in scope["subprotocols"] else None)
+                await connection.accept(choose_subprotocol(scope))
                 is_accepted = True
                 if session.restored is None:
                     GATEWAY.realtime_sessions.labels(session.config.model).inc()
@@ -430,6 +429,8 @@ class RealtimeRoute:
         except OmnibusError as error:
             if is_accepted:  # later errors are events, as long as the client reads them
                 log.warning("a realtime session ended: %s", error)
+            elif is_unknown_model(error):
+                await refuse_model(connection, scope, error)
             else:
                 await refuse_request(rejecting_send(scope, send), error)
 

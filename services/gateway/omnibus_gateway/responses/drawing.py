@@ -20,7 +20,6 @@ from omnibus_gateway.openai.messages import convert_messages
 from omnibus_gateway.openai.responses.events import AnswerEvents, Event
 from omnibus_gateway.openai.responses.items import (
     IMAGE_TOOL,
-    FlatFunctionTool,
     ImageGenerationCall,
     ImageGenerationTool,
 )
@@ -198,7 +197,7 @@ class ImageDrawers:
         plan, tool = self._router.plan, request.image_tool
         names = [name for name, model in plan.models.items() if not model.apps] if plan is not None else []
         if request.model in names and not self._chats(request.model) and self._draws(request.model):
-            if any(isinstance(each, FlatFunctionTool) for each in request.tools or ()):
+            if any(not isinstance(each, ImageGenerationTool) for each in request.tools or ()):
                 raise BadRequest(f"{request.model} is an image model and calls no functions: omit them.", param="tools")
             return ImageDrawer(self._painters, request.model, tool or ImageGenerationTool(), alone=True)
         if tool is None or request.tool_choice == "none":

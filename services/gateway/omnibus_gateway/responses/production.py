@@ -269,7 +269,7 @@ class Production:
 
     async def _make_until_over(self) -> None:
         while True:
-            events = AnswerEvents(self.spec.response, encrypts=self.spec.encrypts)
+            events = AnswerEvents(self.spec.response, encrypts=self.spec.encrypts, calls=self.spec.asked.calls)
             sequence = EventSequence(self._events)
             try:
                 await self._make_once(events, sequence)

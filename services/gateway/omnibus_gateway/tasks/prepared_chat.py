@@ -79,6 +79,8 @@ def sampling_params(request: ChatRequest, usual: ModelSampling = NEUTRAL) -> dic
         params[FALLBACK] = NEUTRAL_TEMPERATURE
     if values:
         params |= _rare_params(request, values)
+    if request.drops_history:
+        params["drop_history"] = True
     return params if is_plain(request) else params | _more_params(request)
 
 
@@ -220,6 +222,12 @@ class PreparedChat:
         """Only count the tokens of the prompt."""
         self.params = encode_input({**msgspec.json.decode(self.params), "count_only": True})
         self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params), "answer": 1})
+
+    def report_prompt(self) -> None:
+        """Only return the tokens of the prompt."""
+        self.count_only()
+        self.params = encode_input({**msgspec.json.decode(self.params), "report_prompt": True})
+        self.input = self.input.model_copy(update={"params": msgspec.Raw(self.params)})
 
     def prefill_only(self) -> None:
         """Only compute and cache the prompt for its conversation.

@@ -32,6 +32,7 @@ from omnibus.executor.step_budget import NO_GOALS, StepGoals
 from omnibus_engines.component import ComponentSource, run_in_pool
 from omnibus_llm.engine.admission import admit_decoder
 from omnibus_llm.engine.engine import EngineLimits, HostedDecoder
+from omnibus_llm.engine.history import fit_history
 from omnibus_llm.engine.kept_prompts import KeptPrompts
 from omnibus_llm.engine.media_admission import admit_thinker
 from omnibus_llm.engine.params import (
@@ -328,6 +329,10 @@ class ThinkerCore(HostedDecoder[Thinker, Thinking]):
     async def tokenize_prompt(self, messages: list[dict[str, Any]], params: TextGenerationParams) -> TokenizedPrompt:
         """Tokenize. Raises ``BadRequest``, and ``ContextTooLong`` before a long text delays other requests."""
         options = params.prompt_options
+        if params.drop_history:
+            tokenize = partial(self.thinker.prompt, context=self.context, options=options)
+            longest = self.context - (params.max_tokens or 1)
+            return await run_in_pool(self._words, fit_history, tokenize, messages, longest)
         if params.truncate_prompt_tokens is None:
             return await run_in_pool(self._words, self.thinker.prompt, messages, self.context, options)
         longest = self.context * MAX_TRUNCATED_CONTEXTS

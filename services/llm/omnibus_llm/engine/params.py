@@ -36,7 +36,8 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     generated: it is the answer, word for word, and the model only processes its tokens. ``tools`` have the format of
     chat templates. With ``tool_choice`` ``required`` the answer is calls of them, or of the ``allowed_tools``.
     ``structured_outputs`` is ``{"json": schema}`` or ``{"json_object": true}``. ``template`` are variables of the chat
-    template. With ``count_only`` nothing is computed: the prompt's tokens are counted.
+    template. With ``count_only`` nothing is computed: the prompt's tokens are counted, and with ``report_prompt`` also
+    returned.
 
     ``logprobs`` is the number of alternatives to report for each token, None for no report. ``adapter`` is the name of
     the LoRA adapter; empty means the base model. With an ``adapter_source`` it is loaded from there. ``cache_key`` is
@@ -48,7 +49,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     ``fallback_temperature``. ``usual_tokens`` bound an answer without ``max_tokens``, as the context does.
 
     The fields from ``min_tokens`` are vLLM's. ``truncate_prompt_tokens`` keeps so many of a prompt's last tokens. With
-    -1 it keeps as many as leave room for an answer.
+    -1 it keeps as many as leave room for an answer. With ``drop_history`` the oldest messages are left out instead.
     """
 
     max_tokens: Count | None = None
@@ -72,6 +73,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     structured_outputs: dict[str, Any] | None = None
     template: dict[str, Any] = {}
     count_only: bool = False
+    report_prompt: bool = False
     adapter: Annotated[str, msgspec.Meta(max_length=256)] = ""
     adapter_source: AdapterSource | None = None
     cache_key: Annotated[str, msgspec.Meta(max_length=64)] = ""
@@ -86,6 +88,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     truncate_prompt_tokens: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    drop_history: bool = False
 
     @property
     def conversation_key(self) -> str:
@@ -109,7 +112,7 @@ class TextGenerationParams(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
     @property
     def prompt_key(self) -> str:
         """Parts of a prompt in addition to its messages and options."""
-        cut = self.truncate_prompt_tokens
+        cut = "drop" if self.drop_history else self.truncate_prompt_tokens
         return self.adapter_key if cut is None else f"{self.adapter_key} {cut} {self.max_tokens}"
 
     @property

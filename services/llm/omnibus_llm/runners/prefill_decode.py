@@ -26,6 +26,7 @@ from omnibus_llm.engine.sampler import Picker, TokenLogprobs
 from omnibus_llm.engine.sequence import Thinking, TokenStep
 from omnibus_llm.runners.answer_parser import answer_grammar
 from omnibus_llm.runners.detokenize import Reply
+from omnibus_llm.runners.prompt_tokens import send_prompt_tokens
 from omnibus_llm.runners.talker import SpeechWriter, SpokenTokens, send_prompt
 from omnibus_llm.runners.thinker import (
     LanguagePart,
@@ -91,13 +92,22 @@ class DecodeStart(msgspec.Struct, frozen=True):
 
 
 async def put_start(
-    job: Job, start: DecodeStart, ids: Any, penalty: float, rows: Sequence[np.ndarray | None] = ()
+    job: Job,
+    start: DecodeStart,
+    ids: Any,
+    params: TextGenerationParams,
+    rows: Sequence[np.ndarray | None] = (),
 ) -> None:
     """Send ``start`` with its array of rows and ids.
 
-    ``ids`` of the prompt are sent for a repetition ``penalty``, and ``rows`` [H] for a talker.
+    The ids of the prompt are sent once each for a repetition penalty, and all of them in order to report the prompt.
+    ``rows`` [H] are for a talker.
     """
-    id_array = np.unique(np.array(ids, np.int32)) if penalty != 1.0 else None
+    id_array = None
+    if params.count_only and params.report_prompt:
+        id_array = np.array(ids, np.int32)
+    elif params.repetition_penalty != 1.0:
+        id_array = np.unique(np.array(ids, np.int32))
     row_arrays = [row for row in rows if row is not None]
     if row_arrays:  # one array carries both
         start = msgspec.structs.replace(start, rows=len(row_arrays), width=len(row_arrays[0]))
@@ -229,6 +239,8 @@ class DecodeRunner(LanguagePart, component="decode"):
         core = self._core
         start, id_array, rows = read_start(await job.value("start"), TRANSFORMERS)
         if params.count_only or params.prefill_only:
+            if params.report_prompt and id_array is not None:
+                await send_prompt_tokens(job, core.thinker.tokenizer, id_array.tolist())
             close_counted(job, start.counts)
             return
         script = await core.tokenize_script(params, start.length - start.resumed)
@@ -327,4 +339,4 @@ async def _send_start(job: Job, request: ThinkRequest, steps: Rows[TokenStep], h
         **request.counts,
     )
     rows = [step.side for step in steps[1:]]
-    await put_start(job, start, request.ids, request.params.repetition_penalty, rows)
+    await put_start(job, start, request.ids, request.params, rows)

@@ -24,6 +24,7 @@ from omnibus_llm.engine.sampler import Picker, TokenLogprobs
 from omnibus_llm.engine.sequence import Thinking, TokenStep
 from omnibus_llm.runners.answer_parser import answer_grammar, open_parser, special_tokens
 from omnibus_llm.runners.detokenize import Reply, StopRule, open_detokeniser
+from omnibus_llm.runners.prompt_tokens import send_prompt_tokens
 from omnibus_llm.runners.talker import SpeechWriter, SpokenTokens
 from omnibus_models.contract import Reader
 
@@ -278,6 +279,8 @@ class ThinkRunner(LanguagePart, component="thinker"):
     async def run(self, job: Job) -> None:
         async with open_request(self._core, job) as request:
             if request.params.count_only:
+                if request.params.report_prompt:
+                    await send_prompt_tokens(job, self._core.thinker.tokenizer, request.ids)
                 close_counted(job, request.counts)
                 return
             if request.params.prefill_only:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from omnibus.errors import BadRequest, StageUnavailable
 from omnibus.executor.runner import Job
 from omnibus.executor.scheduler import due_time
 from omnibus_engines.component import Compute
+from omnibus_llm.engine.history import fit_history
 from omnibus_llm.engine.params import (
     MAX_TRUNCATED_CONTEXTS,
     TextGenerationParams,
@@ -245,6 +247,9 @@ class VllmCore:
     async def _tokenize_prompt(self, job: Job, params: TextGenerationParams) -> TokenizedPrompt:
         messages = await read_messages(job)
         context = self._launch.context
+        if params.drop_history:
+            tokenize = partial(self.reader.prompt, context=context, options=params.prompt_options)
+            return await self._words.run(fit_history, tokenize, messages, context - (params.max_tokens or 1))
         longest = context if params.truncate_prompt_tokens is None else context * MAX_TRUNCATED_CONTEXTS
         whole = await self._words.tokenize(self.reader, messages, longest, params.prompt_options)
         return truncate_prompt(whole, params, context)

@@ -20,6 +20,7 @@ from omnibus_llm.engine.params import TextGenerationParams
 from omnibus_llm.engine.sequence import TokenStep
 from omnibus_llm.runners.detokenize import Reply
 from omnibus_llm.runners.prefill_decode import DecodeStart, put_cache, put_start, read_start, started_tokens
+from omnibus_llm.runners.prompt_tokens import send_prompt_tokens
 from omnibus_llm.runners.talker import ComputeRows, SpeechWriter, SpokenTokens, send_prompt
 from omnibus_llm.runners.thinker import (
     Take,
@@ -116,7 +117,7 @@ class VllmPrefillRunner(VllmPart, half="prefill"):
             **request.counts,
         )
         rows = () if order.voice is None else [step.side for step in steps[1:]]
-        await put_start(job, start, order.ids, request.params.repetition_penalty, rows)
+        await put_start(job, start, order.ids, request.params, rows)
 
 
 def _require_plain(request: PreparedVllmRequest) -> None:
@@ -208,6 +209,8 @@ class VllmDecodeRunner(VllmPart, half="decode"):
         params = await read_text_params(job, self._core.sampling)
         start, id_array, rows = read_start(await job.value("start"), core.engine.layout.name)
         if params.count_only or params.prefill_only:
+            if params.report_prompt and id_array is not None:
+                await send_prompt_tokens(job, core.reader.tokenizer, id_array.tolist())
             close_counted(job, start.counts)
             return
         limit = core.answer_limit(start.length - start.resumed, params)

@@ -8,6 +8,7 @@ from omnibus.errors import BadRequest
 from omnibus.executor.job_clock import OccupancyTimer
 from omnibus.executor.runner import Job
 from omnibus.executor.settings import ExecutorSettings
+from omnibus_llm.runners.prompt_tokens import send_prompt_tokens
 from omnibus_llm.runners.talker import SpeechWriter, SpokenTokens
 from omnibus_llm.runners.thinker import TextWriter, close_counted, open_reply, send_answer
 from omnibus_llm.vllm.model import PreparedVllmRequest, VllmCore
@@ -71,6 +72,8 @@ class VllmRunner(VllmPart):
         reply = open_reply(core.reader, request.params, request.thinking, request.limit, spoken_tokens)
         with closing(request.order) as order:
             if request.params.count_only or core.keeps_nothing(request):
+                if request.params.count_only and request.params.report_prompt:
+                    await send_prompt_tokens(job, core.reader.tokenizer, order.ids)
                 close_counted(job, request.counts)
                 return
             if request.params.prefill_only:

@@ -20,6 +20,8 @@ class TextChunk(Part):
     text: str = ""
     #: Token ids, for models that report them.
     ids: list[int] = []
+    #: With ``report_prompt``: entries of the vocabulary with these ids.
+    tokens: list[str] = []
     #: More of what the model thinks before it answers.
     reasoning: str = ""
     #: More of the calls of tools, as ``omnibus.structured.calls`` has them.
@@ -46,7 +48,7 @@ class TextParams(TypedDict, total=False):
     ``top_k`` is a number of tokens (0: all), and ``repetition_penalty`` a factor from 0.01 to 10. ``stop`` are up to 16
     texts that end the answer. ``seed`` None is the invocation's. ``ignore_eos`` continues until ``max_tokens``. ``say``
     is a fixed answer, word for word. With ``count_only``, there is no text, only the ``usage`` with the prompt's
-    tokens.
+    tokens. With ``report_prompt`` as well, the text, ids and tokens are those of the prompt.
 
     ``min_p`` is a share of the best token's probability. ``presence_penalty`` and ``frequency_penalty`` are -2 to 2.
     ``logit_bias`` is -100 to 100 by the decimal id of a token, and ``logprobs`` a number of alternatives up to 20.
@@ -58,7 +60,8 @@ class TextParams(TypedDict, total=False):
 
     ``cache_key`` is equal for the turns of a conversation: engines cache their computation of it. A cached prompt is
     used only for calls with the same ``cache_salt``. With ``prefill_only``, there is no answer: the prompt is computed
-    and cached for its conversation.
+    and cached for its conversation. With ``drop_history``, the oldest messages are left out of a prompt that is too
+    long.
     """
 
     max_tokens: int | None
@@ -82,11 +85,13 @@ class TextParams(TypedDict, total=False):
     structured_outputs: Mapping[str, Any] | None
     template: Mapping[str, Any]
     count_only: bool
+    report_prompt: bool
     adapter: str
     adapter_source: Mapping[str, str]
     cache_key: str
     cache_salt: str
     prefill_only: bool
+    drop_history: bool
     fallback_temperature: float
     usual_tokens: int
 

@@ -126,6 +126,7 @@ async def test_an_unknown_route_says_which_there_are(home: ToyGateway):
     ("path", "reason"),
     [
         ("/v1/moderations", "classifies content"),
+        ("/v1/chat/completions/chatcmpl-1", "use /v1/responses"),
         ("/v1/threads/x/runs", "/v1/responses"),
         ("/v1/fine_tuning/jobs", "adapters"),
     ],

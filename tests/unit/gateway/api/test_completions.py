@@ -95,7 +95,7 @@ async def test_a_stream_has_the_texts_and_their_ends(text_gateway: ToyGateway):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"suffix": "end"}, "suffix"),
+        ({"prompt": [1, 2], "suffix": "end"}, "suffix"),
         ({"logprobs": 1, "echo": True}, "logprobs"),
         ({"logprobs": 21}, "logprobs"),
         ({"best_of": 3}, "best_of"),

@@ -31,6 +31,8 @@ JSON_ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/responses": ("ResponseRequest", {"model": OMNI, "input": "hello there"}),
     "/v1/conversations": ("ConversationRequest", {"items": [{"role": "user", "content": "hello there"}]}),
     "/v1/completions": ("CompletionRequest", {"model": OMNI, "prompt": ["hello", "there"], "max_tokens": 3}),
+    "/tokenize": ("TokenizeRequest", {"model": OMNI, "prompt": "hello there"}),
+    "/detokenize": ("DetokenizeRequest", {"model": OMNI, "tokens": [1, 2]}),
     "/v1/images/generations": ("ImageRequest", {"model": PAINTER, "prompt": "a boat", "size": "64x48", "steps": 3}),
     "/v1/audio/speech": ("SpeechRequest", {"model": OMNI, "input": "hello there", "voice": "alloy"}),
     "/v1/embeddings": ("EmbeddingRequest", {"model": EMBEDDER, "input": ["hello", "there"]}),

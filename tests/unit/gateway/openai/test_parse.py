@@ -113,6 +113,7 @@ SCHEMA_PARAM = "response_format.json_schema.schema"
         ("user", "u"),
         ("metadata", {"a": "b"}),
         ("store", False),
+        ("store", True),
         ("service_tier", "auto"),
         ("parallel_tool_calls", True),
         ("prediction", {"type": "content", "content": "x"}),
@@ -133,6 +134,7 @@ SCHEMA_PARAM = "response_format.json_schema.schema"
         ("stop", None),
         ("stop", []),
         ("max_tokens", None),
+        ("max_tokens", -1),
         ("audio", {"voice": "alloy", "format": "mp3"}),
     ],
 )
@@ -143,7 +145,6 @@ def test_options_that_can_be_obeyed_or_change_nothing_are_accepted(field: str, v
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("store", True),
         ("functions", [{"name": "f"}]),
         ("function_call", {"name": "f"}),
         ("verbosity", "low"),

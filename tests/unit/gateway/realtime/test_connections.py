@@ -46,11 +46,27 @@ async def read_close(caller: RealtimeCaller) -> tuple[int, list[str]]:
     return caught.value.rcvd.code, codes
 
 
+@pytest.mark.parametrize("subprotocols", [None, ["realtime"]])
+async def test_an_unknown_model_is_reported_by_an_event(home: ToyGateway, subprotocols: Any):
+    async with open_doorway(home) as door:
+        url = f"ws://localhost:{door.port}/v1/realtime?model=nobody"
+        async with websockets.connect(url, subprotocols=subprotocols) as socket:
+            event = json.loads(await socket.recv())
+            with pytest.raises(ConnectionClosed) as caught:
+                await socket.recv()
+
+    assert event["type"] == "error"
+    assert event["event_id"].startswith("event_")
+    assert (event["error"]["code"], event["error"]["param"]) == ("not_found", "model")
+    assert "nobody" in event["error"]["message"]
+    assert caught.value.rcvd is not None
+    assert (caught.value.rcvd.code, caught.value.rcvd.reason) == (1008, "unknown model")
+
+
 async def test_a_handshake_is_refused_as_a_request_is(home: ToyGateway):
     async with open_doorway(home) as door:
         base = f"ws://localhost:{door.port}/v1/realtime"
         assert (await expect_rejection(base))[1]["param"] == "model"
-        assert (await expect_rejection(f"{base}?model=nobody"))[0] == 404
         assert (await expect_rejection(f"{base}?model={OMNI}&intent=singing"))[1]["param"] == "intent"
         assert (await expect_rejection(f"{base}?model={OMNI}&colour=red"))[1]["param"] == "colour"
         assert (await expect_rejection(f"ws://localhost:{door.port}/v1/elsewhere"))[0] == 404

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from omnibus.store import Store
+from tests.unit.gateway.anthropic.conftest import open_gateway
 from tests.unit.gateway.house import TEXT, ToyGateway, start_toy_gateway
 from tests.unit.gateway.responses_house import ResponsesPair, echo_messages
 
@@ -34,3 +35,6 @@ async def pair(tmp_path: Path, store: Store) -> AsyncIterator[ResponsesPair]:
         await second.open()
         yield ResponsesPair(first, second)
         await second.close()
+
+
+__all__ = ["open_gateway"]

@@ -10,24 +10,19 @@ from msgspec import Meta, Struct
 
 from omnibus.errors import BadRequest
 from omnibus_gateway.openai.chat_request import Count
-from omnibus_gateway.openai.options import MAX_TOOLS
 from omnibus_gateway.openai.parse import check_values, convert_json, invalid_request
-from omnibus_gateway.openai.responses.items import (
-    FlatAllowedChoice,
-    FlatFunctionTool,
-    FlatNamedChoice,
-    ImageGenerationTool,
-    InputItem,
-    NamedImageChoice,
-)
+from omnibus_gateway.openai.responses.items import InputItem
 from omnibus_gateway.openai.responses.request import (
     PATH,
     ConversationReference,
     ReasoningConfig,
     ResponseId,
     ResponseRequest,
+    ResponseToolChoice,
+    ResponseTools,
     TextConfig,
     check_response_request,
+    check_tool_types,
     name_message,
 )
 from omnibus_gateway.openai.responses.response import ResponseUsage
@@ -60,10 +55,8 @@ class InputTokensRequest(_ContextRequest, frozen=True, kw_only=True, forbid_unkn
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningConfig | None = None
     text: TextConfig | None = None
-    tools: Annotated[list[FlatFunctionTool | ImageGenerationTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FlatNamedChoice | FlatAllowedChoice | NamedImageChoice | None = (
-        None
-    )
+    tools: ResponseTools | None = None
+    tool_choice: ResponseToolChoice | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -109,6 +102,7 @@ def parse_context_request(body: bytes, kind: type[Kind]) -> Kind:
         raise BadRequest("The request body is not valid JSON in UTF-8.") from None
     if isinstance(document, dict) and isinstance(document.get("input"), list):
         document["input"] = [name_message(item) for item in document["input"]]
+    check_tool_types(document)
     try:
         request = convert_json(document, kind)
     except (msgspec.ValidationError, RecursionError) as error:

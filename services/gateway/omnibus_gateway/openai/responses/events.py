@@ -13,7 +13,6 @@ import msgspec
 from omnibus.errors import ProtocolError
 from omnibus_gateway.openai.chat_response import Usage
 from omnibus_gateway.openai.responses.items import (
-    FunctionCallItem,
     ImageGenerationCall,
     OutputAudio,
     OutputMessage,
@@ -23,6 +22,14 @@ from omnibus_gateway.openai.responses.items import (
     encode_reasoning,
 )
 from omnibus_gateway.openai.responses.response import IncompleteDetails, ResponseObject, response_usage
+from omnibus_gateway.openai.responses.tools import (
+    ID_PREFIXES,
+    PLAIN_CALLS,
+    ToolCallFormat,
+    could_be_input,
+    read_input,
+    write_input,
+)
 
 #: An event: its ``type`` first, then its other fields.
 Event = dict[str, Any]
@@ -35,11 +42,15 @@ _ALIGNMENT_BYTES = 3
 class AnswerEvents:
     """Builder of the events of ``response``. Each method returns the events that its arguments cause.
 
-    ``encrypts``: whether reasoning also has the encoded form that clients without a store send back.
+    ``encrypts``: whether reasoning also has the encoded form that clients without a store send back. ``calls``: the
+    kinds of calls.
     """
 
-    def __init__(self, response: ResponseObject, *, encrypts: bool = False) -> None:
+    def __init__(
+        self, response: ResponseObject, *, encrypts: bool = False, calls: ToolCallFormat = PLAIN_CALLS
+    ) -> None:
         self.response = response
+        self._calls = calls
         self._encrypts = encrypts
         self._open: _OpenItem | None = None
         self._items: list[Any] = []
@@ -76,15 +87,15 @@ class AnswerEvents:
         return [*events, {**self._delta("response.output_text.delta", item, delta), "logprobs": []}]
 
     def begin_call(self, name: str, call_id: str) -> list[Event]:
-        """Begin a function call."""
+        """Begin a call of a tool."""
         events = self._close_item("completed")
-        return [*events, *self._open_item(_OpenItem("function_call", "", len(self._items), name, call_id))]
+        return [*events, *self._open_item(_OpenCall(self._calls, name, call_id, len(self._items)))]
 
     def add_arguments(self, delta: str) -> list[Event]:
         """Add arguments to the current call."""
         item = self._item()
         item.text.append(delta)
-        return [{"type": "response.function_call_arguments.delta", **item.place(), "delta": delta}]
+        return item.argument_events(delta)
 
     def begin_image(self) -> list[Event]:
         """Begin an image."""
@@ -201,16 +212,14 @@ def ending_event(response: ResponseObject) -> Event:
 class _OpenItem:
     """An item of the output that is not complete. Its id is derived from its response and index."""
 
-    def __init__(self, kind: str, prefix: str, index: int, name: str = "", call_id: str = "") -> None:
+    def __init__(self, kind: str, prefix: str, index: int) -> None:
         self.kind = kind
         self.index = index
-        self.id = prefix or "fc_"
+        self.id = prefix
         self.text: list[str] = []
         self.has_part = False
         self.sound: OutputAudio | None = None
         self.image = ImageGenerationCall(result=None)
-        self._name = name
-        self._call_id = call_id
 
     def name_within(self, response: str) -> None:
         self.id += blake2b(f"{response}/{self.index}".encode(), digest_size=24).hexdigest()
@@ -222,18 +231,17 @@ class _OpenItem:
         text = "".join(self.text)
         if self.kind == "image_generation_call":
             return msgspec.structs.replace(self.image, id=self.id, status=status)
-        if self.kind == "function_call":
-            return FunctionCallItem(self._call_id, self._name, text, self.id, status)
         if self.kind == "reasoning":
             encrypted_content = encode_reasoning(text) if encrypts else msgspec.UNSET
             return Reasoning(self.id, [], [ReasoningText(text)] if text else [], encrypted_content, status)
         parts: list[Any] = [OutputText(text)] if self.has_part else []
         return OutputMessage(self.id, status, [*parts, self.sound] if self.sound is not None else parts)
 
+    def argument_events(self, delta: str) -> list[Event]:
+        raise ProtocolError("the answer has arguments before the begin of their call")
+
     def closing_events(self) -> list[Event]:
         text, place = "".join(self.text), self.place()
-        if self.kind == "function_call":
-            return [{"type": "response.function_call_arguments.done", **place, "arguments": text}]
         if self.kind == "reasoning":
             return [
                 {"type": "response.reasoning_text.done", **place, "content_index": 0, "text": text},
@@ -245,3 +253,42 @@ class _OpenItem:
             {"type": "response.output_text.done", **place, "content_index": 0, "text": text, "logprobs": []},
             {"type": "response.content_part.done", **place, "content_index": 0, "part": OutputText(text)},
         ]
+
+
+class _OpenCall(_OpenItem):
+    """A call whose arguments are not complete. ``calls`` has the kinds of calls."""
+
+    def __init__(self, calls: ToolCallFormat, name: str, call_id: str, index: int) -> None:
+        kind = calls.find_kind(name)
+        super().__init__(kind, ID_PREFIXES[kind], index)
+        self._calls = calls
+        self._name = name
+        self._call_id = call_id
+        self._sent = 0  # characters of free text that were sent
+
+    def build(self, status: Any, *, encrypts: bool) -> Any:
+        text = "".join(self.text)
+        if not text and self.kind == "custom_tool_call":
+            text = write_input("")
+        return self._calls.build_call(self._name, text, self._call_id, self.id, status)
+
+    def argument_events(self, delta: str) -> list[Event]:
+        """Return the events of more arguments."""
+        if self.kind == "function_call":
+            return [{"type": "response.function_call_arguments.delta", **self.place(), "delta": delta}]
+        if self.kind == "custom_tool_call" and could_be_input(arguments := "".join(self.text)):
+            return self._input_events(read_input(arguments))
+        return []
+
+    def _input_events(self, text: str) -> list[Event]:
+        fresh, self._sent = text[self._sent :], max(self._sent, len(text))
+        return [{"type": "response.custom_tool_call_input.delta", **self.place(), "delta": fresh}] if fresh else []
+
+    def closing_events(self) -> list[Event]:
+        arguments, place = "".join(self.text), self.place()
+        if self.kind == "function_call":
+            return [{"type": "response.function_call_arguments.done", **place, "arguments": arguments}]
+        if self.kind != "custom_tool_call":
+            return []
+        text = read_input(arguments)
+        return [*self._input_events(text), {"type": "response.custom_tool_call_input.done", **place, "input": text}]

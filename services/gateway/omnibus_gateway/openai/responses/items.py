@@ -96,6 +96,8 @@ class FunctionCallItem(Struct, frozen=True, tag_field="type", tag="function_call
     arguments: str
     id: str | UnsetType = UNSET
     status: ItemStatus | UnsetType | None = UNSET
+    #: The group of the function, if it is in one.
+    namespace: str | UnsetType | None = UNSET
 
 
 class FunctionCallOutput(Struct, frozen=True, tag_field="type", tag="function_call_output"):
@@ -105,6 +107,106 @@ class FunctionCallOutput(Struct, frozen=True, tag_field="type", tag="function_ca
     output: str | Parts
     id: str | UnsetType | None = UNSET
     status: ItemStatus | UnsetType | None = UNSET
+
+
+class CustomToolCall(Struct, frozen=True, tag_field="type", tag="custom_tool_call"):
+    """A call of a tool with free text."""
+
+    call_id: Id
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    input: str
+    id: str | UnsetType = UNSET
+    status: ItemStatus | UnsetType | None = UNSET
+    namespace: str | UnsetType | None = UNSET
+
+
+class CustomToolCallOutput(Struct, frozen=True, tag_field="type", tag="custom_tool_call_output"):
+    """The result of such a call."""
+
+    call_id: Id
+    output: str | Parts
+    id: str | UnsetType | None = UNSET
+    status: ItemStatus | UnsetType | None = UNSET
+
+
+class LocalShellAction(Struct, frozen=True, tag_field="type", tag="exec"):
+    """A program and its arguments."""
+
+    command: list[str]
+    env: dict[str, str] = {}
+    timeout_ms: int | None = None
+    user: str | None = None
+    working_directory: str | None = None
+
+
+class LocalShellCall(Struct, frozen=True, tag_field="type", tag="local_shell_call"):
+    """A command for the client's shell."""
+
+    call_id: Id
+    action: LocalShellAction
+    id: str | UnsetType = UNSET
+    status: ItemStatus | UnsetType | None = UNSET
+
+
+class LocalShellCallOutput(Struct, frozen=True, tag_field="type", tag="local_shell_call_output"):
+    """The output of such a command. Clients name the call by ``call_id``, or by ``id``."""
+
+    output: str
+    call_id: Id | UnsetType | None = UNSET
+    id: Id | UnsetType | None = UNSET
+    status: ItemStatus | UnsetType | None = UNSET
+
+
+class ShellAction(Struct, frozen=True):
+    """Lines of shell."""
+
+    commands: list[str]
+    timeout_ms: int | None = None
+    max_output_length: int | None = None
+
+
+class ShellCall(Struct, frozen=True, tag_field="type", tag="shell_call"):
+    """Commands for the client's shell."""
+
+    call_id: Id
+    action: ShellAction
+    id: str | UnsetType = UNSET
+    status: ItemStatus | UnsetType | None = UNSET
+
+
+class ShellCallOutput(Struct, frozen=True, tag_field="type", tag="shell_call_output"):
+    """The outputs of such commands: each has ``stdout``, ``stderr`` and ``outcome``."""
+
+    call_id: Id
+    output: list[dict[str, Any]]
+    id: str | UnsetType | None = UNSET
+    status: ItemStatus | UnsetType | None = UNSET
+
+
+class PatchOperation(Struct, frozen=True):
+    """A change of one file; ``diff`` is unset for its deletion."""
+
+    type: Literal["create_file", "update_file", "delete_file"]
+    path: str
+    diff: str | UnsetType = UNSET
+
+
+class ApplyPatchCall(Struct, frozen=True, tag_field="type", tag="apply_patch_call"):
+    """A change for the client's files."""
+
+    call_id: Id
+    operation: PatchOperation
+    id: str | UnsetType = UNSET
+    status: ItemStatus | UnsetType | None = UNSET
+
+
+class ApplyPatchCallOutput(Struct, frozen=True, tag_field="type", tag="apply_patch_call_output"):
+    """The result of such a change."""
+
+    call_id: Id
+    status: Literal["completed", "failed"]
+    output: str | None = None
+    id: str | UnsetType | None = UNSET
 
 
 class ReasoningText(Struct, frozen=True, tag_field="type", tag="reasoning_text"):
@@ -161,9 +263,10 @@ class Compaction(Struct, frozen=True, tag_field="type", tag="compaction"):
         return decode_reasoning(self.encrypted_content)
 
 
-InputItem = (
-    InputMessage | FunctionCallItem | FunctionCallOutput | Reasoning | ItemReference | ImageGenerationCall | Compaction
-)
+#: Calls of tools that a client runs, and their results.
+CallItem = FunctionCallItem | CustomToolCall | LocalShellCall | ShellCall | ApplyPatchCall
+CallOutput = FunctionCallOutput | CustomToolCallOutput | LocalShellCallOutput | ShellCallOutput | ApplyPatchCallOutput
+InputItem = InputMessage | CallItem | CallOutput | Reasoning | ItemReference | ImageGenerationCall | Compaction
 
 
 class OutputMessage(Struct, frozen=True, tag_field="type", tag="message"):
@@ -173,7 +276,7 @@ class OutputMessage(Struct, frozen=True, tag_field="type", tag="message"):
     role: Literal["assistant"] = "assistant"
 
 
-OutputItem = OutputMessage | Reasoning | FunctionCallItem | ImageGenerationCall
+OutputItem = OutputMessage | Reasoning | CallItem | ImageGenerationCall
 
 _ITEMS = msgspec.json.Decoder(list[InputItem])
 _encode = msgspec.json.Encoder().encode
@@ -198,7 +301,7 @@ def with_ids(items: list[InputItem], new_id: Any) -> list[InputItem]:
             changes["status"] = item.status or "completed"
             if isinstance(item.content, str):
                 changes["content"] = [_text_part(item)]
-        elif isinstance(item, FunctionCallItem | FunctionCallOutput):
+        elif isinstance(item, CallItem | CallOutput):
             changes["status"] = item.status or "completed"
         stored_items.append(msgspec.structs.replace(item, **changes))
     return stored_items
@@ -213,6 +316,14 @@ _ID_PREFIXES: dict[type, str] = {
     InputMessage: "msg_",
     FunctionCallItem: "fc_",
     FunctionCallOutput: "fco_",
+    CustomToolCall: "ctc_",
+    CustomToolCallOutput: "ctco_",
+    LocalShellCall: "lsh_",
+    LocalShellCallOutput: "lsho_",
+    ShellCall: "sh_",
+    ShellCallOutput: "sho_",
+    ApplyPatchCall: "apc_",
+    ApplyPatchCallOutput: "apco_",
     Reasoning: "rs_",
     ItemReference: "ref_",
     ImageGenerationCall: "ig_",

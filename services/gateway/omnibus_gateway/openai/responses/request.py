@@ -33,6 +33,13 @@ from omnibus_gateway.openai.responses.items import (
     InputText,
     NamedImageChoice,
 )
+from omnibus_gateway.openai.responses.tools import (
+    ApplyPatchChoice,
+    NamedCustomChoice,
+    ResponseTool,
+    ShellChoice,
+    check_agent_tools,
+)
 
 PATH = "/v1/responses"
 RESPONSE = f"{PATH}/{{response_id}}"
@@ -79,6 +86,18 @@ class ReasoningConfig(Struct, frozen=True, forbid_unknown_fields=True):
     summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+ResponseTools = Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS)]
+ResponseToolChoice = (
+    Literal["none", "auto", "required"]
+    | FlatNamedChoice
+    | FlatAllowedChoice
+    | NamedImageChoice
+    | NamedCustomChoice
+    | ShellChoice
+    | ApplyPatchChoice
+)
+
+
 class ResponseRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A request for a response. None means that the client did not set the field."""
 
@@ -100,10 +119,8 @@ class ResponseRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fiel
     reasoning: ReasoningConfig | None = None
     include: Annotated[list[str], Meta(max_length=16)] | None = None
     truncation: Literal["auto", "disabled"] | None = None
-    tools: Annotated[list[FlatFunctionTool | ImageGenerationTool], Meta(max_length=MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | FlatNamedChoice | FlatAllowedChoice | NamedImageChoice | None = (
-        None
-    )
+    tools: ResponseTools | None = None
+    tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Count | None = None
 
@@ -129,6 +146,7 @@ class ResponseRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fiel
     #: The same as in chats.
     prompt_cache_key: str | None = None
     # Accepted and ignored: elsewhere they change cost, storage or speed, never the answer.
+    client_metadata: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
@@ -161,6 +179,18 @@ class ResponseRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fiel
         return next((tool for tool in self.tools or () if isinstance(tool, ImageGenerationTool)), None)
 
     @property
+    def verbosity(self) -> str:
+        return (self.text and self.text.verbosity) or "medium"
+
+    @property
+    def requires_calls(self) -> bool:
+        """True if the answer must be calls, which a grammar constrains."""
+        choice = self.tool_choice
+        if isinstance(choice, FlatAllowedChoice):
+            return choice.mode == "required"
+        return choice not in (None, "none", "auto")
+
+    @property
     def wants_encrypted_reasoning(self) -> bool:
         return "reasoning.encrypted_content" in (self.include or ())
 
@@ -172,11 +202,19 @@ def _one_of(*values: object) -> Callable[[Any], bool]:
 # Values of each field that do not change the answer. Any other value is rejected with the field's name.
 _ACCEPTED_VALUES: dict[str, Callable[[Any], bool]] = {
     "top_logprobs": _one_of(0),
-    "truncation": _one_of("disabled"),
-    "prompt": _one_of(),
     "moderation": _one_of(),
     "access_programs": _one_of(),
     "context_management": _one_of([]),
+}
+#: Tools that only a hosted service can run, by the beginning of their type, and the alternative.
+_HOSTED_TOOLS = {
+    "web_search": 'send a function that searches, or turn it off in the client (Codex: web_search = "disabled")',
+    "file_search": "send a function that searches your files",
+    "code_interpreter": "send a function, or the tool shell, which run in the client",
+    "computer": "send functions for the actions, which run in the client",
+    "mcp": "connect the client to the MCP server, which then sends its tools as functions",
+    "tool_search": "send all tools",
+    "programmatic_tool_calling": "send functions, which the model calls directly",
 }
 #: Accepted values of ``include``: parts that every response has, and those that are added on request.
 _INCLUDABLE = frozenset({"reasoning.encrypted_content", "message.input_image.image_url"})
@@ -201,10 +239,21 @@ def convert_response_request(document: Any) -> ResponseRequest:
     """Convert decoded JSON to a request. Items without a type are messages. Raises ``BadRequest``."""
     if isinstance(document, dict) and isinstance(document.get("input"), list):
         document["input"] = [name_message(item) for item in document["input"]]
+    check_tool_types(document)
     try:
         return convert_json(document, ResponseRequest)
     except (msgspec.ValidationError, RecursionError) as error:
         raise invalid_request(str(error), ResponseRequest, document) from None
+
+
+def check_tool_types(document: Any) -> None:
+    """Raises ``BadRequest`` with a hint for tools of hosted services."""
+    tools = document.get("tools") if isinstance(document, dict) else None
+    for index, tool in enumerate(tools if isinstance(tools, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        hint = next((each for name, each in _HOSTED_TOOLS.items() if str(kind).startswith(name)), "")
+        if hint:
+            raise BadRequest(f"The gateway has no tool {str(kind)[:64]}: {hint}.", param=f"tools[{index}].type")
 
 
 def name_message(item: Any) -> Any:
@@ -220,19 +269,15 @@ def check_response_request(request: ResponseRequest) -> None:
             raise _unsupported_value(name)
     for name in request.include or ():
         if name not in _INCLUDABLE:
-            raise BadRequest(f"include cannot be {name[:64]!r}: omit it.", param="include")
-    _check_text(request)
+            raise BadRequest(
+                f"include cannot be {name[:64]!r}: it must be one of {', '.join(sorted(_INCLUDABLE))}.", param="include"
+            )
+    if request.prompt is not None:
+        raise BadRequest("Prompt templates are not stored here: send their text as instructions.", param="prompt")
+    check_agent_tools(request.tools or (), has_grammar=request.requires_calls)
     _check_images(request)
     _check_audio(request)
     _check_state(request)
-
-
-def _check_text(request: ResponseRequest) -> None:
-    text = request.text
-    if text is None:
-        return
-    if text.verbosity not in (None, "medium"):
-        raise _unsupported_value("text.verbosity")
 
 
 def _check_images(request: ResponseRequest) -> None:

@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from omnibus.errors import OmnibusError, Overloaded, Rejected, Unauthorized
 from omnibus_gateway.openai.chat_response import Usage
-from omnibus_gateway.openai.responses.items import FlatFunctionTool, ImageGenerationTool, OutputItem
+from omnibus_gateway.openai.responses.items import FlatFunctionTool, OutputItem
 from omnibus_gateway.openai.responses.request import ReasoningConfig, ResponseRequest
+from omnibus_gateway.openai.responses.tools import ResponseTool
 
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
@@ -143,7 +144,8 @@ def new_response(
         tools=[_whole_tool(tool) for tool in request.tools or ()],
         tool_choice=request.tool_choice or "auto",
         parallel_tool_calls=request.parallel_tool_calls is not False,
-        text={"format": (request.text and request.text.format) or {"type": "text"}, "verbosity": "medium"},
+        text={"format": (request.text and request.text.format) or {"type": "text"}, "verbosity": request.verbosity},
+        truncation=request.truncation or "disabled",
         presence_penalty=_value_or(request.presence_penalty, usual.get("presence_penalty", 0.0)),
         frequency_penalty=_value_or(request.frequency_penalty, usual.get("frequency_penalty", 0.0)),
         top_p=_value_or(request.top_p, usual.get("top_p", 1.0)),
@@ -164,9 +166,9 @@ def _value_or(value: float | None, usual: float) -> float:
     return usual if value is None else value
 
 
-def _whole_tool(tool: FlatFunctionTool | ImageGenerationTool) -> dict[str, Any]:
+def _whole_tool(tool: ResponseTool) -> dict[str, Any]:
     """Return ``tool`` with all the keys that a response has."""
-    if isinstance(tool, ImageGenerationTool):
+    if not isinstance(tool, FlatFunctionTool):
         return {name: value for name, value in msgspec.to_builtins(tool).items() if value is not None}
     return {
         "type": "function",

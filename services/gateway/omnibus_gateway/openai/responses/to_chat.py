@@ -13,8 +13,6 @@ from omnibus_gateway.openai.chat_request import ChatRequest, ImageUrl, Message, 
 from omnibus_gateway.openai.options import (
     AllowedToolChoice,
     AllowedTools,
-    FunctionCall,
-    FunctionDefinition,
     FunctionName,
     FunctionTool,
     JsonObjectFormat,
@@ -29,16 +27,17 @@ from omnibus_gateway.openai.options import (
 )
 from omnibus_gateway.openai.responses.items import (
     IMAGE_TOOL,
-    IMAGE_TOOL_DESCRIPTION,
-    IMAGE_TOOL_PARAMETERS,
+    ApplyPatchCall,
+    ApplyPatchCallOutput,
+    CallItem,
     Compaction,
+    CustomToolCall,
+    CustomToolCallOutput,
     FlatAllowedChoice,
-    FlatFunctionTool,
     FlatNamedChoice,
     FunctionCallItem,
     FunctionCallOutput,
     ImageGenerationCall,
-    ImageGenerationTool,
     InputAudioContent,
     InputFile,
     InputImage,
@@ -46,13 +45,37 @@ from omnibus_gateway.openai.responses.items import (
     InputMessage,
     InputText,
     InputVideo,
+    LocalShellCall,
+    LocalShellCallOutput,
     NamedImageChoice,
     OutputAudio,
     OutputText,
     Reasoning,
     Refusal,
+    ShellCall,
+    ShellCallOutput,
 )
 from omnibus_gateway.openai.responses.request import ObjectFormat, ResponseRequest, SchemaFormat
+from omnibus_gateway.openai.responses.tools import (
+    APPLY_PATCH,
+    SHELL,
+    ApplyPatchChoice,
+    NamedCustomChoice,
+    ShellChoice,
+    ToolCallFormat,
+    describe_function,
+    flatten_tools,
+    read_call,
+    read_output,
+)
+
+
+class TruncatedChat(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A chat whose oldest messages may be left out."""
+
+    @property
+    def drops_history(self) -> bool:
+        return True
 
 
 class ChatOfResponse(Struct, frozen=True):
@@ -60,6 +83,7 @@ class ChatOfResponse(Struct, frozen=True):
 
     request: ChatRequest
     sources: tuple[str, ...]
+    calls: ToolCallFormat
 
     def client_param(self, param: str) -> str:
         """Convert ``param`` of an error about the chat to the response's."""
@@ -120,11 +144,12 @@ def to_chat(
     except BadRequest as error:
         error.param = error.param.replace(".function.name", ".name")
         raise
-    return ChatOfResponse(request, tuple(sources))
+    return ChatOfResponse(request, tuple(sources), ToolCallFormat(response_request.tools or ()))
 
 
 def _to_request(response_request: ResponseRequest, messages: list[Message]) -> ChatRequest:
-    return ChatRequest(
+    kind = TruncatedChat if response_request.truncation == "auto" else ChatRequest
+    return kind(
         model=response_request.model,
         messages=messages,
         modalities=list(response_request.modalities) if response_request.modalities is not None else None,
@@ -137,10 +162,13 @@ def _to_request(response_request: ResponseRequest, messages: list[Message]) -> C
         repetition_penalty=response_request.repetition_penalty,
         ignore_eos=response_request.ignore_eos,
         min_p=response_request.min_p,
-        chat_template_kwargs=response_request.chat_template_kwargs,
+        chat_template_kwargs=_template_kwargs(response_request),
         presence_penalty=response_request.presence_penalty,
         frequency_penalty=response_request.frequency_penalty,
-        tools=[_to_tool(tool) for tool in response_request.tools] if response_request.tools else None,
+        tools=[
+            FunctionTool(describe_function(name, tool)) for name, tool in flatten_tools(response_request.tools or ())
+        ]
+        or None,
         tool_choice=_to_tool_choice(response_request),
         parallel_tool_calls=response_request.parallel_tool_calls,
         response_format=_to_response_format(response_request),
@@ -150,16 +178,21 @@ def _to_request(response_request: ResponseRequest, messages: list[Message]) -> C
     )
 
 
-def _to_tool(tool: FlatFunctionTool | ImageGenerationTool) -> FunctionTool:
-    if isinstance(tool, ImageGenerationTool):
-        return FunctionTool(FunctionDefinition(IMAGE_TOOL, IMAGE_TOOL_DESCRIPTION, IMAGE_TOOL_PARAMETERS))
-    return FunctionTool(FunctionDefinition(tool.name, tool.description, tool.parameters, tool.strict))
+def _template_kwargs(response_request: ResponseRequest) -> dict[str, Any] | None:
+    """Return the variables of the chat template. Some templates read ``verbosity``."""
+    if response_request.verbosity == "medium":
+        return response_request.chat_template_kwargs
+    return {"verbosity": response_request.verbosity, **(response_request.chat_template_kwargs or {})}
 
 
 def _to_tool_choice(response_request: ResponseRequest) -> ToolChoice | None:
     match response_request.tool_choice:
-        case FlatNamedChoice(name):
+        case FlatNamedChoice(name) | NamedCustomChoice(name):
             return NamedToolChoice(FunctionName(name))
+        case ShellChoice():
+            return NamedToolChoice(FunctionName(SHELL))
+        case ApplyPatchChoice():
+            return NamedToolChoice(FunctionName(APPLY_PATCH))
         case NamedImageChoice():
             return NamedToolChoice(FunctionName(IMAGE_TOOL))
         case FlatAllowedChoice(mode, allowed):
@@ -181,16 +214,25 @@ def _to_message(item: InputItem, param: str) -> Message:
     match item:
         case InputMessage():
             return _to_plain_message(item, param)
-        case FunctionCallItem(call_id, name, arguments):
-            return chat.AssistantMessage(tool_calls=[ToolCall(call_id, FunctionCall(name, arguments))])
-        case FunctionCallOutput(call_id, output):
+        case FunctionCallItem() | CustomToolCall() | LocalShellCall() | ShellCall() | ApplyPatchCall():
+            return chat.AssistantMessage(tool_calls=[ToolCall(item.call_id, read_call(item))])
+        case FunctionCallOutput(call_id, output) | CustomToolCallOutput(call_id, output):
             return chat.ToolMessage(_plain_text(output, param), call_id)
+        case LocalShellCallOutput() | ShellCallOutput() | ApplyPatchCallOutput():
+            return chat.ToolMessage(read_output(item), _call_id(item, param))
         case Compaction():
             return chat.AssistantMessage(_summary(item, param))
         case Reasoning():
             return chat.AssistantMessage(reasoning_content=item.text or None)
         case _:
             raise BadRequest("Items of this type are not supported: omit it.", param=f"{param}.type")
+
+
+def _call_id(item: LocalShellCallOutput | ShellCallOutput | ApplyPatchCallOutput, param: str) -> str:
+    call_id = item.call_id or item.id
+    if not call_id:
+        raise BadRequest(f"Missing required parameter: '{param}.call_id'.", param=f"{param}.call_id")
+    return call_id
 
 
 def _summary(item: Compaction, param: str) -> str:
@@ -218,7 +260,7 @@ def _joins(before: Message, item: InputItem) -> bool:
     if not isinstance(before, chat.AssistantMessage):
         return False
     thoughts_alone = before.content is None and not before.tool_calls
-    return isinstance(item, FunctionCallItem) or (isinstance(item, InputMessage) and thoughts_alone)
+    return isinstance(item, CallItem) or (isinstance(item, InputMessage) and thoughts_alone)
 
 
 def _join_messages(before: Message, more: chat.AssistantMessage) -> chat.AssistantMessage:
