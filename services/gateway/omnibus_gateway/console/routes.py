@@ -15,6 +15,7 @@ from omnibus.store import Store
 from omnibus_gateway.auth.access_rules import AdminAuth
 from omnibus_gateway.console import operations
 from omnibus_gateway.console.broadcaster import LiveStates
+from omnibus_gateway.console.failures import MAX_LISTED, FailureFilters, find_failures
 from omnibus_gateway.console.history import MAX_SPAN_SECONDS, read_history
 from omnibus_gateway.console.keys import MAX_BODY_BYTES, ConsoleKeys
 from omnibus_gateway.console.log_tail import MAX_LINES, read_log_tail
@@ -31,6 +32,7 @@ from omnibus_gateway.http.exchange import (
     parse_query,
     read_request,
 )
+from omnibus_gateway.http.failures import FailureLog
 from omnibus_gateway.http.response import ResponseWriter, as_events
 from omnibus_gateway.tenancy.tenant import KeyView
 
@@ -40,6 +42,7 @@ EXECUTORS, EXECUTOR = "/v1/console/executors", "/v1/console/executors/{id}"
 KEYS, KEY = "/v1/console/keys", "/v1/console/keys/{id}"
 LETTERS, LETTER = "/v1/console/deadletters", "/v1/console/deadletters/{id}"
 SETTINGS, LOGS, HISTORY = "/v1/console/settings", "/v1/console/logs", "/v1/console/history"
+FAILURES = "/v1/console/failures"
 
 
 class Console:
@@ -56,6 +59,8 @@ class Console:
         self._bus = bus
         self._replays = ConsoleReplays(bus)
         self.live = LiveStates(store, bus)
+        #: Requests that this gateway answered with an error.
+        self.failures = FailureLog()
         self._pages = ConsolePages()
 
     def add_routes(self, app: FastAPI) -> None:
@@ -69,6 +74,7 @@ class Console:
             SETTINGS: self._get_settings,
             LOGS: self._get_logs,
             HISTORY: self._get_history,
+            FAILURES: self._get_failures,
         }
         add_routes(app, {path: {"GET": self._for_operators(get)} for path, get in gets.items()})
         of_keys = {"GET": self._for_operators(self._get_keys), "POST": self._for_operators(self._create_key, 201)}
@@ -132,6 +138,18 @@ class Console:
         query = parse_query(request, "seconds", "until")
         seconds = parse_number(query, "seconds", 3600, 60, MAX_SPAN_SECONDS)
         return await read_history(self._store, seconds, parse_number(query, "until", 0, 0, 1 << 40) or time.time())
+
+    async def _get_failures(self, request: Request) -> Any:
+        query = parse_query(request, "q", "model", "code", "since", "until", "limit")
+        filters = FailureFilters(
+            words=tuple(query.get("q", "").lower().split()),
+            model=query.get("model", ""),
+            code=query.get("code", ""),
+            since=parse_number(query, "since", 0, 0, 1 << 40),
+            until=parse_number(query, "until", 0, 0, 1 << 40),
+            limit=parse_number(query, "limit", 100, 1, MAX_LISTED),
+        )
+        return await find_failures(self._store, self.failures, filters)
 
     def _stream_states(self, _: Request, __: bytes) -> AsyncGenerator[bytes, None]:
         return self.live.stream_states()
