@@ -19,6 +19,8 @@ PAGES = (
     "plan",
     "history",
     "invocations",
+    "failures",
+    "alerts",
     "executors",
     "deadletters",
     "apps",

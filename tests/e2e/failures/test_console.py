@@ -8,7 +8,7 @@ from typing import Literal
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.e2e.console.conftest import TOKEN, open_browser, open_console, sign_in, single_option
 from tests.e2e.system import OMNI, System, start_system
@@ -161,3 +161,30 @@ def test_a_failed_request_is_reached_by_keyboard(console: Page, keyed_system: Sy
 
     expect(console.get_by_role("heading", name="Failed requests")).to_be_visible()
     expect(console.locator("main")).to_be_focused()
+
+
+def test_alerts_say_their_state_and_what_to_do(console: Page):
+    console.get_by_role("link", name="Alerts").click()
+
+    rule = console.get_by_role("article", name="OmnibusErrors")
+    expect(rule).to_contain_text("ok since")
+    rule.locator("summary", has_text="What to do").press("Enter")
+    expect(rule.get_by_text("read the executor's log")).to_be_visible()
+    console.wait_for_timeout(6000)  # it is read again, and stays open
+    expect(rule.get_by_text("read the executor's log")).to_be_visible()
+    expect(console.get_by_role("article", name="OmnibusArenaFull")).to_contain_text("a metric of sidecars")
+
+
+def test_live_leads_to_alerts_that_fire(console: Page):
+    def fire(route: Route) -> None:
+        response = route.fetch()
+        document = response.json()
+        document["data"][0] |= {"state": "firing"}
+        route.fulfill(response=response, json=document)
+
+    console.route("**/v1/console/alerts", fire)
+    console.reload()
+
+    console.get_by_role("link", name="1 alert", exact=True).click()
+
+    expect(console.get_by_role("heading", name="Firing (1)")).to_be_visible()

@@ -132,6 +132,7 @@ function alike(old, each) {
     if (name === "style") old.style.cssText = value; // the policy forbids the attribute, not the property
     else old.setAttribute(name, value);
   }
-  for (const { name } of [...old.attributes]) if (!each.hasAttribute(name)) old.removeAttribute(name);
+  // What somebody opened stays open.
+  for (const { name } of [...old.attributes]) if (!each.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   morph(old, ...each.childNodes);
 }

@@ -1,5 +1,6 @@
 // What comes, what runs, and how that lies against the plan.
 
+import { firing } from "./alerts.js";
 import { get } from "./api.js";
 import { card, fill, h, morph, num, s, say, table, trouble } from "./dom.js";
 import { ago, kind, part, rate, seconds, several, whole } from "./format.js";
@@ -24,11 +25,11 @@ export function live(room) {
   };
   const curve = s("polyline", { class: "curve" });
   tiles.came.element.append(s("svg", { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" }, curve));
-  const notes = h("div", { class: "notes" });
+  const [notes, fired] = [h("div", { class: "notes" }), h("div", { class: "notes" })];
   const maps = h("div", { class: "maps" });
   const [numbers, past] = [h("div", { class: "numbers" }), h("div", { class: "numbers" })];
   const nodes = nodeMap();
-  fill(room, h("h1", { class: "unseen" }, "Live"), h("div", { class: "tiles" }, Object.values(tiles).map((each) => each.element)), notes, maps, nodes.element, past, numbers);
+  fill(room, h("h1", { class: "unseen" }, "Live"), h("div", { class: "tiles" }, Object.values(tiles).map((each) => each.element)), fired, notes, maps, nodes.element, past, numbers);
 
   const folds = folding();
   let shape = "";
@@ -62,8 +63,9 @@ export function live(room) {
   });
   const leave = every(PAST_MS, async (signal) => {
     const since = Math.floor(Date.now() / 1000) - PAST_SECONDS;
-    const [told, failed] = await Promise.all([`history?seconds=${PAST_SECONDS}`, `failures?since=${since}&limit=5`].map((each) => get(`console/${each}`, { signal })));
+    const [told, failed, alerts] = await Promise.all([`history?seconds=${PAST_SECONDS}`, `failures?since=${since}&limit=5`, "alerts"].map((each) => get(`console/${each}`, { signal })));
     rejections(tiles.rejected, told);
+    morph(fired, firing(alerts));
     morph(past, latestFailures(failed, `In ${PAST_SECONDS / 60} minutes`), percentiles(told.models, `Time of requests in ${PAST_SECONDS / 60} minutes`));
   }, () => tiles.rejected.set("–", "the store has no answer"));
   return () => {

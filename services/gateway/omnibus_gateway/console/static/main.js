@@ -1,5 +1,6 @@
 // Which page is shown, and the keys.
 
+import { alerts } from "./alerts.js";
 import { keys, shareKeys } from "./api.js";
 import { apiReference } from "./api_reference.js";
 import { app, apps } from "./apps.js";
@@ -18,7 +19,7 @@ import { settings } from "./settings.js";
 import { connect, follow, state } from "./state.js";
 
 const PAGES = {
-  live, plan, history: historyPage, invocations, failures, executors, deadletters: deadLetters, apps, keys: apiKeys, settings, playground, api: apiReference,
+  live, plan, history: historyPage, invocations, failures, alerts, executors, deadletters: deadLetters, apps, keys: apiKeys, settings, playground, api: apiReference,
 };
 const DETAILS = { invocations: invocation, executors: executor, apps: app, deadletters: deadLetter };
 const TITLES = Object.fromEntries([...document.querySelectorAll("nav a")].map((link) => [link.getAttribute("href").slice(2), link.textContent]));
