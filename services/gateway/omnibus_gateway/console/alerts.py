@@ -217,7 +217,7 @@ def render_summary(template: str, labels: dict[str, str] | None, value: float) -
     def fill(found: re.Match[str]) -> str:
         label = found["label"]
         if labels is None:
-            return f"({label or 'value'})"
+            return f"<{label or 'value'}>"
         return labels.get(label, "") if label else _FORMATS[found["format"] or ""](value)
 
     return _PLACEHOLDER.sub(fill, template)

@@ -77,7 +77,7 @@ class FailureLog:
         if scope["path"].startswith(_OPERATORS):
             return
         failure = scope.get(FAILURE) or Failure(_decode_problem(body, status), status)
-        self.add_failure(scope["method"], scope["path"], id, failure)
+        self.add_failure(scope.get("method", "GET"), scope["path"], id, failure)
 
     def add_failure(self, method: str, path: str, id: str, failure: Failure) -> None:
         """Add a failure of the current tenant."""

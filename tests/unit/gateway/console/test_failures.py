@@ -17,7 +17,10 @@ from omnibus_gateway.console.recorder import HistoryRecorder
 from omnibus_gateway.http.failures import MAX_KEPT, Failure, FailureLog, find_named_model
 from omnibus_gateway.routing.executors import ExecutorTable
 from tests.unit.gateway.auth.keyed import ADMIN, keyed_gateways
-from tests.unit.gateway.house import TEXT, VL, LazyFrontend, ToyGateway, make_image_part, start_toy_gateway
+from tests.unit.gateway.house import OMNI, TEXT, VL, LazyFrontend, ToyGateway, make_image_part, start_toy_gateway
+from tests.unit.gateway.realtime.test_connections import expect_rejection
+from tests.unit.gateway.realtime_house import connect_caller
+from tests.unit.gateway.wires import open_doorway
 
 CHAT = "/v1/chat/completions"
 SECRET = "a prompt that no operator reads here"
@@ -92,6 +95,19 @@ async def test_an_error_in_a_stream_that_had_begun_is_found(home: ToyGateway):
     assert (response.status_code, failure["status"], failure["ran"]) == (200, 422, True)
     assert failure["id"] == response.headers["x-request-id"]
     assert failure["stage"] == "thinker"
+
+
+async def test_a_rejected_websocket_is_found(home: ToyGateway):
+    await home.all_of(OMNI)
+    async with open_doorway(home) as door:
+        url = f"ws://localhost:{door.port}/v1/realtime"
+        _, error = await expect_rejection(f"{url}?model=nobody")
+        async with connect_caller(f"ws://localhost:{door.port}"):
+            pass
+
+    (failure,) = await list_failures(home)
+    assert (failure["status"], failure["path"], failure["id"]) == (404, "/v1/realtime", error["request_id"])
+    assert failure["message"] == error["message"]
 
 
 async def test_a_request_that_found_no_room_has_no_invocation(tmp_path: Path):

@@ -35,9 +35,8 @@ function group(state, found) {
 
 function rule(each) {
   const [word, colour] = STATES[each.state];
-  const severity = each.severity === "page" ? "wakes somebody" : "ticket";
   return h("article", { class: "rule", id: `alert-${each.name}`, "aria-label": each.name },
-    h("h3", each.name, " ", badge(word, colour), badge(severity, each.severity === "page" ? "warn" : "")),
+    h("h3", each.name, " ", badge(word, colour), badge(each.severity, each.severity === "page" ? "warn" : "")),
     each.alerts.length ? h("ul", each.alerts.map((alert) => h("li", alert.summary, h("small", ` ${alert.state}, since ${ago(alert.since)}`)))) : h("p", each.summary),
     h("p", { class: "faint" }, each.reason ? `The gateway cannot evaluate this: ${each.reason}.`
       : [`${word} since ${ago(each.since)}. `, each.for_seconds ? `Fires after ${each.for_seconds / 60} min. ` : "Fires at once. ", each.only_here ? "Only for this gateway: Prometheus sees the other services." : ""]),

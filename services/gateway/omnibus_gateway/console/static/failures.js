@@ -71,9 +71,9 @@ export function latestFailures({ data, codes }, span) {
 }
 
 function failureTable(caption, data) {
-  return table(caption, ["Request", "When", "Route", "Model", "Error", "Key"], data.map((each) => [
+  return table(caption, ["Request", "When", "Model", "Route", "Error", "Key"], data.map((each) => [
     each.ran ? about(each.id) : h("code", each.id || "no id"),
-    h("span", { title: clock(each.at) }, ago(each.at)), h("code", `${each.method} ${each.path}`), each.model || "–",
+    h("span", { title: clock(each.at) }, ago(each.at)), each.model || "–", h("code", `${each.method} ${each.path}`),
     h("div", { class: "failure" }, h("span", badge(String(each.status), each.status < SERVER_ERROR ? "warn" : "bad"), h("b", each.code)),
       h("span", each.message), each.param ? h("small", `parameter ${each.param}`) : null, each.stage ? h("small", `stage ${each.stage}`) : null),
     key(each)]));

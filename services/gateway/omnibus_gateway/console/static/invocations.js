@@ -4,6 +4,7 @@ import { get } from "./api.js";
 import { about, badge, fill, h, morph, num, table, trouble } from "./dom.js";
 import { codeLinks } from "./failures.js";
 import { clock, kind, seconds } from "./format.js";
+import { pathLegend } from "./paths.js";
 import { follow } from "./state.js";
 
 const STATES = { running: "info", done: "good", failed: "bad", cancelled: "warn", expired: "bad" };
@@ -72,7 +73,7 @@ export function invocations(room) {
     const all = [...found, ...older.filter((each) => !seen.has(each.id))];
     more.hidden = !next;
     if (!all.length) fill(list, h("p", { class: "empty" }, words.value || only.value || when.value || least.value ? "Nothing like that was recorded." : "Nothing was recorded yet."));
-    else morph(list, rows(all));
+    else morph(list, rows(all), pathLegend(all));
   }
 
   async function back() {
