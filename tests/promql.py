@@ -47,13 +47,14 @@ def read_query(text: str) -> QueryNames:
         promql_parser.walk(promql_parser.parse(text), nodes.append)
     except ValueError as error:
         raise Bad(f"{text!r}: {error}") from None
-    selectors = tuple(_make_selector(each) for each in nodes if isinstance(each, VectorSelector))
+    selectors = tuple(make_selector(each) for each in nodes if isinstance(each, VectorSelector))
     if not selectors:
         raise Bad(f"{text!r} names no metric")
     return QueryNames(selectors, frozenset(label for each in nodes for label in _grouped_by(each)))
 
 
-def _make_selector(node: VectorSelector) -> Selector:
+def make_selector(node: VectorSelector) -> Selector:
+    """Return the metric and the matchers of a parsed selector."""
     matchers = tuple(
         Matcher(each.name, next(sign for op, sign in _SIGNS if op == each.op), each.value)
         for each in node.matchers.matchers

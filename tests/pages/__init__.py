@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.pages import (
+    alerts,
     behaviours,
     clients,
     errors,
@@ -28,6 +29,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings.make_page,
     "tasks.md": tasks.make_page,
     "../tests/README.md": testing.make_page,
+    "../services/gateway/omnibus_gateway/console/alerts.json": alerts.make_page,
     "tools.md": tools.make_page,
 }
 

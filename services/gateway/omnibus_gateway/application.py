@@ -49,7 +49,7 @@ from omnibus_gateway.console.routes import Console
 from omnibus_gateway.files.routes import FileRoutes, UploadRoutes
 from omnibus_gateway.http.connection import BODY_COMPLETE
 from omnibus_gateway.http.exchange import DialectEdge, Handler, PostRoute, add_routes, json_response
-from omnibus_gateway.http.response import LIVENESS, DirectRoute, OpenRequests, send_error
+from omnibus_gateway.http.response import LIVENESS, DirectRoute, OpenRequests, new_request_id, send_error
 from omnibus_gateway.media.files import MadeFiles
 from omnibus_gateway.ollama import vectors, wire
 from omnibus_gateway.ollama.errors import OllamaDialect
@@ -336,7 +336,7 @@ class Frontend:
         self._console = console
         self._guarded: ASGIApp | None = None
         #: Requests that are being answered.
-        self.requests = OpenRequests()
+        self.requests = OpenRequests(console.failures if console is not None else None)
 
     def build_application(self) -> ASGIApp:
         """Build the ASGI application of this gateway."""
@@ -468,8 +468,9 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     kind: type[OmnibusError] = NotFound if error.status_code == 404 else Rejected
     path = request.scope["path"]
     api_error = kind(_unknown_route_message(path) if error.status_code == 404 else str(error.detail))
-    headers = {**error_headers(api_error), **(error.headers or {})}
-    return Response(error_body(api_error), error.status_code, media_type="application/json", headers=headers)
+    id = new_request_id()
+    headers = {"x-request-id": id, **error_headers(api_error), **(error.headers or {})}
+    return Response(error_body(api_error, id), error.status_code, media_type="application/json", headers=headers)
 
 
 def _unknown_route_message(path: str) -> str:

@@ -209,9 +209,11 @@ class GatewayService:
         batches = self._batches = table.batches
         batches.startup()
         self._closing.push_async_callback(batches.shutdown)
-        console = self._console = Console(settings, self._store, bus, router.members, tenancy.key_view)
+        console = self._console = Console(settings, self._store, bus, router, tenancy.key_view)
+        self._start_task(console.alerts.run())
         if settings.history_seconds > 0:
-            history = HistoryRecorder(router.gateway, self._store, router.members, settings.history_seconds)
+            retention = settings.history_seconds
+            history = HistoryRecorder(router.gateway, self._store, router.members, retention, console.failures)
             self._start_task(history.run())
         with suppress(TimeoutError):
             async with asyncio.timeout(PLAN_WAIT_SECONDS):

@@ -8,8 +8,8 @@ import msgspec
 from omnibus.errors import BadRequest, StoreUnavailable
 from omnibus.store.connection import StoreConnection
 
-#: Names that a backup leaves out: leaders, streams that clients may continue, short-lived secrets.
-_TRANSIENT = ("plan:lead", "stream:", "secret:")
+#: Names that a backup leaves out: leaders, streams that clients may continue, short-lived secrets, failed requests.
+_TRANSIENT = ("plan:lead", "stream:", "secret:", "failures:")
 _SCAN_COUNT = 1000
 #: Expiry time of keys without one.
 _NEVER = -1

@@ -1,10 +1,10 @@
-"""Counts of system events by time, for the console's history.
+"""Counts of system events by time, and the last failed requests, for the console's history.
 
 Old ones expire, which bounds their size.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from omnibus.store.connection import StoreConnection
@@ -16,7 +16,10 @@ KEPT_SECONDS = {FINE_STEP_SECONDS: 3 * 3600.0, MIDDLE_STEP_SECONDS: 26 * 3600.0,
 #: Fields of one bucket; more are left out.
 MAX_FIELDS = 4096
 
-_HISTORY, _LEAD = "history", "history:lead"
+#: Failed requests that are kept of each error code.
+MAX_FAILURES = 500
+
+_HISTORY, _LEAD, _FAILURES, _CODES = "history", "history:lead", "failures:code", "failures:codes"
 
 
 class Bucket(NamedTuple):
@@ -58,6 +61,27 @@ class HistoryStore(StoreConnection):
             Bucket(start, {name.decode(): int(value) for name, value in counts.items()})
             for start, counts in zip(starts, rows, strict=True)
         ]
+
+    async def add_failures(self, failures: Mapping[str, Sequence[bytes]], kept_seconds: float) -> None:
+        """Add failed requests by error code, the newest last. Each code has the last ``MAX_FAILURES``."""
+        async with self._redis.pipeline(transaction=True) as all_at_once:
+            all_at_once.sadd(self._redis_key(_CODES), *failures)
+            all_at_once.expire(self._redis_key(_CODES), int(kept_seconds))
+            for code, bodies in failures.items():
+                key = self._redis_key(f"{_FAILURES}:{code}")
+                all_at_once.lpush(key, *bodies)
+                all_at_once.ltrim(key, 0, MAX_FAILURES - 1)
+                all_at_once.expire(key, int(kept_seconds))
+            await self._run_command(all_at_once.execute())
+
+    async def failures(self) -> list[bytes]:
+        """Return the failed requests of all codes."""
+        codes = sorted(await self._run_command(self._redis.smembers(self._redis_key(_CODES))))
+        async with self._redis.pipeline(transaction=False) as reads:
+            for code in codes:
+                reads.lrange(self._redis_key(f"{_FAILURES}:{code.decode()}"), 0, -1)
+            rows = await self._run_command(reads.execute())
+        return [body for bodies in rows for body in bodies]
 
     async def lead_history(self, leader: str, seconds: float) -> bool:
         """Return whether ``leader`` leads for the next ``seconds``.

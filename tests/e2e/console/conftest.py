@@ -1,6 +1,7 @@
 """One system with models for all modalities, and a browser for it."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,13 @@ def single_option(family: str, checkpoint: Path, option: str) -> dict:
 
 @pytest.fixture(scope="package")
 def browser(system: System) -> Iterator[Browser]:
-    """A browser whose microphone plays a hum."""
+    with open_browser() as new_browser:
+        yield new_browser
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    """A browser whose microphone plays a hum. Start systems before it."""
     flags = ["--no-sandbox", "--disable-dev-shm-usage", "--use-fake-device-for-media-stream"]
     with sync_playwright() as playwright:
         new_browser = playwright.chromium.launch(
@@ -47,9 +54,9 @@ def browser(system: System) -> Iterator[Browser]:
         new_browser.close()
 
 
-@pytest.fixture
-def anonymous_page(system: System, browser: Browser) -> Iterator[Page]:
-    """The console in a tab without a key; fails for policy violations and script errors."""
+@contextmanager
+def open_console(browser: Browser, url: str) -> Iterator[Page]:
+    """The console of the gateway at ``url`` in a tab without a key; fails for policy violations and script errors."""
     context = browser.new_context(permissions=["microphone"], viewport={"width": 1280, "height": 900})
     context.set_default_timeout(PATIENCE)
     page = context.new_page()
@@ -58,7 +65,7 @@ def anonymous_page(system: System, browser: Browser) -> Iterator[Page]:
     page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
     failed_requests: list[str] = []
     page.on("requestfailed", lambda request: failed_requests.append(f"{request.url}: {request.failure}"))
-    page.goto(f"{system.url}/console/")
+    page.goto(f"{url}/console/")
     expect(page.locator("#main .room"), f"the page's scripts run; not loaded: {failed_requests}").to_be_attached()
     yield page
     context.close()
@@ -67,12 +74,23 @@ def anonymous_page(system: System, browser: Browser) -> Iterator[Page]:
 
 
 @pytest.fixture
+def anonymous_page(system: System, browser: Browser) -> Iterator[Page]:
+    with open_console(browser, system.url) as page:
+        yield page
+
+
+@pytest.fixture
 def page(anonymous_page: Page) -> Page:
     """The console with its key."""
-    anonymous_page.evaluate("token => sessionStorage.setItem('omnibus.admin', token)", TOKEN)
-    anonymous_page.reload()
-    expect(anonymous_page.get_by_role("status").filter(has_text="live").first).to_be_visible()
-    return anonymous_page
+    return sign_in(anonymous_page)
+
+
+def sign_in(page: Page) -> Page:
+    """Give the console its token."""
+    page.evaluate("token => sessionStorage.setItem('omnibus.admin', token)", TOKEN)
+    page.reload()
+    expect(page.get_by_role("status").filter(has_text="live").first).to_be_visible()
+    return page
 
 
 @pytest.fixture

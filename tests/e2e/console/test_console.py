@@ -19,6 +19,8 @@ PAGES = (
     "plan",
     "history",
     "invocations",
+    "failures",
+    "alerts",
     "executors",
     "deadletters",
     "apps",
@@ -33,6 +35,9 @@ ASK = """async ([url, model]) => {
     const response = await fetch(url, { method: "POST", headers: { "content-type": "application/json" }, body });
     return response.headers.get("x-request-id");
 }"""
+#: Tables that are wider than their place, which a reader has to scroll.
+WIDE_TABLES = """[...document.querySelectorAll(".scroll:has(> table)")]
+    .filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.ariaLabel)"""
 Scheme = Literal["light", "dark"]
 
 
@@ -325,6 +330,7 @@ def test_no_page_breaks_a_rule_of_axe(page: Page, system: System, scheme: Scheme
 
         assert results.violations_count == 0, f"{name}: {results.generate_report()}"
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert page.evaluate(WIDE_TABLES) == [], name
 
 
 def detail_pages(page: Page, system: System) -> list[str]:

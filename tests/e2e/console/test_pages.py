@@ -216,6 +216,19 @@ def test_rejected_requests_are_shown_with_their_codes(page: Page, system: System
     assert int(tile.locator("strong").inner_text()) > 0
 
 
+def test_the_letters_of_a_path_are_explained_where_they_appear(page: Page, system: System):
+    send_chat(page, system)
+    explained = "M runs vision + audio + thinker + talker + vocoder"
+    open_page(page, "invocations")
+    expect(page.get_by_text("A path names the options")).to_contain_text(f"{OMNI}: {explained}")
+
+    page.get_by_role("row").filter(has_text=OMNI).first.get_by_role("link").click()
+
+    expect(page.get_by_role("definition").filter(has_text=explained)).to_be_visible()
+    open_page(page, "plan")
+    expect(page.get_by_text("A path names the options").first).to_be_visible()
+
+
 def test_an_example_brings_its_question_picture_and_sound(playground: Page):
     examples = playground.get_by_role("group", name="Examples")
     expect(examples.get_by_role("button")).to_have_count(4)

@@ -311,7 +311,7 @@ class ToyGateway:
         self.responses = Responses(settings, store or nowhere, self.bus, self.chat, gateway)
         self.table = RouteTable(self.runs, self.chat, self.files, self.videos, self.responses)
         self.keys = KeyView(False, [], frozenset(), follows_store=True)
-        self.console = Console(settings, store or nowhere, self.bus, self.router.members, lambda: self.keys)
+        self.console = Console(settings, store or nowhere, self.bus, self.router, lambda: self.keys)
         frontend = LazyFrontend(settings, self.table, console=self.console)
         self.app = frontend.build_application()
         self.direct = frontend.create_direct_route()

@@ -18,6 +18,7 @@ from omnibus.errors import ClientClosed, OmnibusError
 from omnibus.metrics import GATEWAY
 from omnibus.tensors.handle import Item
 from omnibus_gateway.core import AnswerAccumulator, ClientRequest, ItemStream, RequestFactory
+from omnibus_gateway.http.failures import Failure
 from omnibus_gateway.http.response import (
     JSON,
     PARSED_BODY,
@@ -395,4 +396,7 @@ class DirectChat(DirectResponse):
         was_cancelled = self._run.status == "cancelled"
         self._abort(error, status)
         GATEWAY.request_counter(self._request.model, "cancelled" if was_cancelled else api_error.code).inc()
+        ran = bool(self._run.segments)
+        failure = Failure(api_error.to_problem(), api_error.status, self._request.model, ran)
+        self._open.failures.add_failure("POST", openapi.PATH, self.id, failure)
         self.send_error(api_error)

@@ -80,11 +80,11 @@ class ApiKeyMiddleware:
                 if not scope["path"].startswith(_OPERATORS)
                 else self._require_operator(authorization)
             )
-            if tenant.key is None:
-                with acting_as(tenant):
+            with acting_as(tenant):
+                if tenant.key is None:
                     await self._application(scope, receive, send)
-                return
-            await self._answer_key(tenant, tenant.key, scope, receive, send)
+                else:
+                    await self._answer_key(tenant.key, scope, receive, send)
         except OmnibusError as error:  # errors of this middleware: the application handles its own
             await refuse_request(send, error)
 
@@ -112,14 +112,13 @@ class ApiKeyMiddleware:
             raise Unauthorized("this client secret is unknown or expired: create another one")
         return Tenant(record.tenant, record.weight, record) if record is not None else NOBODY
 
-    async def _answer_key(self, tenant: Tenant, key: KeyRecord, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer_key(self, key: KeyRecord, scope: Scope, receive: Receive, send: Send) -> None:
         """Run a request of ``key`` within its limits, until it is revoked. Headers report the limits."""
         response = TrackedResponse(self._with_limits(key, send), revoked_error)
         try:
             with (
                 self._limits.limit_request(key, _starts_work(scope)),
                 self._limits.key_allowance(key).stopped_by(response.cancel),
-                acting_as(tenant),
             ):
                 await self._application(scope, receive, response.send)
         except Overloaded as error:

@@ -1,5 +1,6 @@
 """History of rates, latencies and errors, as written by ``recorder``."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ MAX_SPAN_SECONDS = 31 * 24 * 3600
 _SPANS = ((3600, FINE_STEP_SECONDS), (12 * 3600, MIDDLE_STEP_SECONDS))
 #: Limit of buckets in one answer; longer spans lose their oldest ones.
 _MAX_BUCKETS = 1008
-_QUANTILES = {"p50": 0.5, "p95": 0.95}
+_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 _OUTCOMES = ("came", "done", "failed", "refused")
 
 
@@ -38,9 +39,9 @@ async def read_history(store: Store, seconds: float, until: float) -> dict[str, 
 
     ``until`` is in Unix seconds. Counts are per bucket of ``step`` seconds. The first ``whole`` buckets are complete,
     and the last one still grows. ``rejected`` counts requests with a 4xx error, before or after they became an
-    invocation. Latencies are in seconds, null in a bucket without requests. ``stages`` has the jobs of a component, and
-    its seconds of computing (``busy``) and of being ready (``up``) summed over its executors. It also has the requests
-    that ``failed`` there. Raises ``StoreUnavailable``.
+    invocation. Latencies are in seconds, null in a bucket without requests; ``latency`` has those of all buckets
+    together. ``stages`` has the jobs of a component, and its seconds of computing (``busy``) and of being ready
+    (``up``) summed over its executors. It also has the requests that ``failed`` there. Raises ``StoreUnavailable``.
     """
     step = next((step for span, step in _SPANS if seconds <= span), COARSE_STEP_SECONDS)
     first = max(until - seconds, until - step * _MAX_BUCKETS)
@@ -93,12 +94,21 @@ def _model_columns(buckets: Sequence[_Counts], model: str) -> dict[str, Any]:
         "codes": {
             code: [each.of("code", model).get(code, 0) for each in buckets] for code in _names(buckets, ["code"], model)
         },
+        "latency": {what: _latency_values(buckets, what, model) for what in ("first", "total")},
         **{
             f"{what}_{name}": [_quantile(each.of(what, model), part) for each in buckets]
             for what in ("first", "total")
             for name, part in _QUANTILES.items()
         },
     }
+
+
+def _latency_values(buckets: Iterable[_Counts], what: str, model: str) -> dict[str, Any]:
+    """Return the percentiles of a latency over all ``buckets``, and the count of its requests."""
+    counts: Counter[str] = Counter()
+    for each in buckets:
+        counts.update(each.of(what, model))
+    return {name: _quantile(counts, part) for name, part in _QUANTILES.items()} | {"count": counts.total()}
 
 
 def _stage_columns(buckets: Sequence[_Counts], model: str) -> dict[str, Any]:

@@ -12,7 +12,9 @@ from omnibus.bus.messages import ExecutorStatus
 from omnibus.errors import StoreUnavailable
 from omnibus.metrics import GATEWAY
 from omnibus.store import Store
+from omnibus_gateway.console.failures import encode_failure
 from omnibus_gateway.core import ExecutorTable
+from omnibus_gateway.http.failures import FailureLog
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +36,16 @@ encode_name = msgspec.json.Encoder().encode
 class HistoryRecorder:
     """Adds new counts to the store. If the store is unavailable, the next record includes them."""
 
-    def __init__(self, gateway: str, store: Store, members: ExecutorTable, kept_seconds: float) -> None:
+    def __init__(
+        self,
+        gateway: str,
+        store: Store,
+        members: ExecutorTable,
+        kept_seconds: float,
+        failures: FailureLog | None = None,
+    ) -> None:
         self._gateway = gateway
+        self._failures = failures if failures is not None else FailureLog()
         self._store = store
         self._members = members
         self._kept_seconds = kept_seconds
@@ -56,7 +66,8 @@ class HistoryRecorder:
                 log.warning("the last %g s of the history were not written: the store is slow", INTERVAL_SECONDS)
 
     async def record(self) -> None:
-        """Write new counts. Raises ``StoreUnavailable``; the next call then writes them."""
+        """Write new counts and failed requests. Raises ``StoreUnavailable``; the next call then writes them."""
+        await self._record_failures()
         now = dict(_read_counters())
         counts = {name: int(value - self._counted.get(name, 0.0)) for name, value in now.items()}
         stages, mark_read = self._stages.read_new(self._members.statuses())
@@ -69,6 +80,18 @@ class HistoryRecorder:
             await self._store.add_history(new, self._kept_seconds)
         self._counted = now
         mark_read()
+
+    async def _record_failures(self) -> None:
+        failures = self._failures.take_unsaved()
+        bodies: dict[str, list[bytes]] = {}
+        for each in failures:
+            bodies.setdefault(each.code, []).append(encode_failure(each))
+        try:
+            if bodies:
+                await self._store.add_failures(bodies, self._kept_seconds)
+        except StoreUnavailable:
+            self._failures.put_back(failures)
+            raise
 
     async def _try_record(self) -> None:
         try:

@@ -14,13 +14,15 @@ from omnibus.settings import GatewaySettings
 from omnibus.store import Store
 from omnibus_gateway.auth.access_rules import AdminAuth
 from omnibus_gateway.console import operations
+from omnibus_gateway.console.alerts import AlertWatch
 from omnibus_gateway.console.broadcaster import LiveStates
+from omnibus_gateway.console.failures import MAX_LISTED, FailureFilters, find_failures
 from omnibus_gateway.console.history import MAX_SPAN_SECONDS, read_history
 from omnibus_gateway.console.keys import MAX_BODY_BYTES, ConsoleKeys
 from omnibus_gateway.console.log_tail import MAX_LINES, read_log_tail
 from omnibus_gateway.console.operations import ConsoleReplays, describe_plans
 from omnibus_gateway.console.static_files import ConsolePages
-from omnibus_gateway.core import ExecutorTable
+from omnibus_gateway.core import Router
 from omnibus_gateway.http.exchange import (
     ConnectedClient,
     Handler,
@@ -31,6 +33,7 @@ from omnibus_gateway.http.exchange import (
     parse_query,
     read_request,
 )
+from omnibus_gateway.http.failures import FailureLog
 from omnibus_gateway.http.response import ResponseWriter, as_events
 from omnibus_gateway.tenancy.tenant import KeyView
 
@@ -40,22 +43,27 @@ EXECUTORS, EXECUTOR = "/v1/console/executors", "/v1/console/executors/{id}"
 KEYS, KEY = "/v1/console/keys", "/v1/console/keys/{id}"
 LETTERS, LETTER = "/v1/console/deadletters", "/v1/console/deadletters/{id}"
 SETTINGS, LOGS, HISTORY = "/v1/console/settings", "/v1/console/logs", "/v1/console/history"
+FAILURES, ALERTS = "/v1/console/failures", "/v1/console/alerts"
 
 
 class Console:
     """Adds the routes of the console to an application. Those of data are control routes."""
 
     def __init__(
-        self, settings: GatewaySettings, store: Store, bus: Bus, members: ExecutorTable, keys: Callable[[], KeyView]
+        self, settings: GatewaySettings, store: Store, bus: Bus, router: Router, keys: Callable[[], KeyView]
     ) -> None:
         self._settings = settings
         self._admin = AdminAuth(settings)
-        self._members = members
+        self._members = router.members
         self._keys = ConsoleKeys(store, keys)
         self._store = store
         self._bus = bus
         self._replays = ConsoleReplays(bus)
         self.live = LiveStates(store, bus)
+        #: Requests that this gateway answered with an error.
+        self.failures = FailureLog()
+        #: Alert rules, once they run.
+        self.alerts = AlertWatch(router)
         self._pages = ConsolePages()
 
     def add_routes(self, app: FastAPI) -> None:
@@ -69,6 +77,8 @@ class Console:
             SETTINGS: self._get_settings,
             LOGS: self._get_logs,
             HISTORY: self._get_history,
+            FAILURES: self._get_failures,
+            ALERTS: self._get_alerts,
         }
         add_routes(app, {path: {"GET": self._for_operators(get)} for path, get in gets.items()})
         of_keys = {"GET": self._for_operators(self._get_keys), "POST": self._for_operators(self._create_key, 201)}
@@ -132,6 +142,21 @@ class Console:
         query = parse_query(request, "seconds", "until")
         seconds = parse_number(query, "seconds", 3600, 60, MAX_SPAN_SECONDS)
         return await read_history(self._store, seconds, parse_number(query, "until", 0, 0, 1 << 40) or time.time())
+
+    async def _get_failures(self, request: Request) -> Any:
+        query = parse_query(request, "q", "model", "code", "since", "until", "limit")
+        filters = FailureFilters(
+            words=tuple(query.get("q", "").lower().split()),
+            model=query.get("model", ""),
+            code=query.get("code", ""),
+            since=parse_number(query, "since", 0, 0, 1 << 40),
+            until=parse_number(query, "until", 0, 0, 1 << 40),
+            limit=parse_number(query, "limit", 100, 1, MAX_LISTED),
+        )
+        return await find_failures(self._store, self.failures, filters)
+
+    async def _get_alerts(self, _: Request) -> Any:
+        return self.alerts.describe()
 
     def _stream_states(self, _: Request, __: bytes) -> AsyncGenerator[bytes, None]:
         return self.live.stream_states()

@@ -25,6 +25,7 @@ from omnibus.errors import BadRequest, NotFound
 from omnibus.metrics import GATEWAY
 from omnibus.settings import GatewaySettings
 from omnibus_gateway.http.connection import ON_LEFT
+from omnibus_gateway.http.failures import FAILURE, Failure, find_named_model
 from omnibus_gateway.http.response import JSON, Headers, ResponseWriter
 from omnibus_gateway.openai.errors import client_error
 from omnibus_gateway.openai.parse import read_body
@@ -76,7 +77,7 @@ class PostRoute(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = ResponseWriter(send)
         async with RequestOutcome(sending) as outcome:
-            post = await read_request(scope, receive, self._settings.max_body)
+            post = outcome.post = await read_request(scope, receive, self._settings.max_body)
             if not self.reads_prices:
                 refuse_price_options(post.headers)
             async with ConnectedClient(scope, receive):
@@ -92,6 +93,7 @@ class RequestOutcome:
 
     def __init__(self, sending: ResponseWriter) -> None:
         self.code = "ok"
+        self.post: PostRequest | None = None  # once it was read
         self._sending = sending
 
     async def __aenter__(self) -> "RequestOutcome":
@@ -110,6 +112,9 @@ class RequestOutcome:
         else:
             api_error = client_error(error, sending.id)
             self.code = api_error.code if final_status != "cancelled" or api_error is not error else "cancelled"
+            if self.post is not None:
+                model = sending.model or find_named_model(self.post.body)
+                self.post.scope[FAILURE] = Failure(api_error.to_problem(), api_error.status, model, sending.ran)
             if isinstance(error, NotFound):
                 sending.model = ""
             await sending.send_error(api_error)

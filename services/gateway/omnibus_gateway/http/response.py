@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnibus.errors import GatewayStopping, OmnibusError, clear_tracebacks
 from omnibus.metrics import GATEWAY
+from omnibus_gateway.http.failures import FAILURE, FailureLog
 from omnibus_gateway.openai.errors import error_body, error_headers, status_of
 from omnibus_gateway.request.request import ClientRequest
 
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 JSON = b"application/json"
 EVENTS = b"text/event-stream; charset=utf-8"
+_CLIENT_ERROR = 400
 
 #: Header names in lower case, with their values.
 Headers = list[tuple[bytes, bytes]]
@@ -52,8 +54,13 @@ class ResponseWriter:
         """Id in the response: that of the run, if there is one."""
         if self.run is not None:
             return self.run.id
-        self._id = self._id or _new_id()
+        self._id = self._id or new_request_id()
         return self._id
+
+    @property
+    def ran(self) -> bool:
+        """Return whether the request became an invocation."""
+        return self.run is not None and bool(self.run.segments)
 
     async def send_body(self, kind: bytes, body: bytes) -> None:
         """Send a complete response."""
@@ -120,7 +127,7 @@ async def send_response(send: Send, status: int, kind: bytes, body: bytes, extra
 
 async def send_error(send: Send, error: OmnibusError, id: str = "", extra: Headers | None = None) -> None:
     """Send an error in OpenAI's format, and clear its traceback."""
-    id = id or _new_id()
+    id = id or new_request_id()
     headers = [(key.lower().encode(), value.encode()) for key, value in error_headers(error).items()]
     headers += [(b"x-request-id", id.encode()), *(extra or ())]
     await send_response(send, status_of(error), JSON, error_body(error, id), headers)
@@ -133,7 +140,8 @@ async def refuse_request(send: Send, error: OmnibusError, extra: Headers | None 
     await send_error(send, error, extra=extra)
 
 
-def _new_id() -> str:
+def new_request_id() -> str:
+    """Return an id for the response to a request that does not become an invocation."""
     return f"req-{token_hex(8)}"
 
 
@@ -158,10 +166,11 @@ class OpenResponse(Protocol):
 
 
 class OpenRequests:
-    """Tracks requests from their first byte to the end of their response."""
+    """Tracks requests from their first byte to the end of their response. ``failures`` gets those with an error."""
 
-    def __init__(self) -> None:
+    def __init__(self, failures: FailureLog | None = None) -> None:
         self.stopping = False
+        self.failures = failures if failures is not None else FailureLog()
         self._open: set[OpenResponse] = set()
         self._cancelled = False
         self._emptied = asyncio.Event()
@@ -170,7 +179,9 @@ class OpenRequests:
         """Wrap ``application`` to track its requests."""
 
         async def tracked_application(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http" or scope["path"] in PROBES:  # WebSockets end on their own
+            if scope["type"] == "websocket":  # they end on their own
+                await application(scope, receive, _Handshake(self.failures, scope, send).send)
+            elif scope["type"] != "http" or scope["path"] in PROBES:
                 await application(scope, receive, send)
             elif self.stopping:
                 await _send_stopping(send)
@@ -181,6 +192,7 @@ class OpenRequests:
 
     async def _track_request(self, application: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         response = TrackedResponse(send)
+        response.scope, response.failures = scope, self.failures
         self.add(response)
         try:
             await application(scope, receive, response.send)
@@ -238,14 +250,30 @@ class TrackedResponse:
         self._task = asyncio.current_task()
         self._head: dict[bytes, bytes] | None = None
         self._over = False
+        self._status = 200
+        #: Gets the response to the request ``scope`` if it is an error.
+        self.failures: FailureLog | None = None
+        self.scope: Scope = {}
 
     def send(self, message: Any) -> Any:
         """Send a message. A plain function saves a stack frame per chunk of a stream."""
         if message["type"] == "http.response.start":
             self._head = dict(message["headers"])
+            self._status = message["status"]
         elif not message.get("more_body"):
             self._over = True
+            if self._status >= _CLIENT_ERROR or FAILURE in self.scope:
+                self._add_failure(message.get("body", b""))
         return self._send(message)
+
+    def _add_failure(self, body: bytes) -> None:
+        if self.failures is not None:
+            self.failures.add_response(self.scope, self._status, self._request_id, body)
+
+    @property
+    def _request_id(self) -> str:
+        """Id in the headers of the response."""
+        return (self._head or {}).get(b"x-request-id", b"").decode("latin-1")
 
     def cancel(self) -> None:
         """Cancel the task that makes it, which then calls ``end_with_error``."""
@@ -260,10 +288,29 @@ class TrackedResponse:
         if self._over:
             return
         if self._head is None:
-            await refuse_request(self._send, self._error(), [(b"connection", b"close")])
+            await refuse_request(self.send, self._error(), [(b"connection", b"close")])
         elif self._head.get(b"content-type") == EVENTS:
-            id = self._head.get(b"x-request-id", b"").decode("latin-1")
-            await self._send({"type": "http.response.body", "body": b"data: %b\n\n" % error_body(self._error(), id)})
+            frame = b"data: %b\n\n" % error_body(self._error(), self._request_id)
+            await self.send({"type": "http.response.body", "body": frame})
+
+
+class _Handshake:
+    """Handshake of a WebSocket, which is added to ``failures`` if it is rejected."""
+
+    def __init__(self, failures: FailureLog, scope: Scope, send: Send) -> None:
+        self._failures = failures
+        self._scope = scope
+        self._send = send
+        self._head: Any = None
+
+    def send(self, message: Any) -> Any:
+        """Send a message."""
+        if message["type"] == "websocket.http.response.start":
+            self._head = message
+        elif message["type"] == "websocket.http.response.body":
+            id = dict(self._head["headers"]).get(b"x-request-id", b"").decode("latin-1")
+            self._failures.add_response(self._scope, self._head["status"], id, message.get("body", b""))
+        return self._send(message)
 
 
 async def _send_stopping(send: Send) -> None:

@@ -36,6 +36,8 @@ PAGES = (
     "settings",
     "logs",
     "history",
+    "failures",
+    "alerts",
 )
 CHANGES = [("POST", "replay/x-0-0"), ("POST", "fork/x-0-0"), ("POST", "keys"), ("DELETE", "keys/0123456789ab")]
 DATA = [(method, f"/v1/console/{page}") for method, page in (*(("GET", page) for page in PAGES), *CHANGES)]

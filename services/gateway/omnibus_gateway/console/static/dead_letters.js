@@ -3,6 +3,7 @@
 import { ask, events, get } from "./api.js";
 import { about, badge, card, facts, fill, h, num, table, trouble } from "./dom.js";
 import { ago, clock, kind, seconds } from "./format.js";
+import { pathFact } from "./paths.js";
 
 const PAGE = 50;
 
@@ -66,7 +67,7 @@ function crumb() {
 function details(each) {
   return facts([
     ["When", `${clock(each.at)}, ${ago(each.at)}`], ["After", seconds(each.at - each.created)], ["Model", each.model], each.app ? ["App", each.app] : null,
-    ["Type", kind(each.type)], ["Path", h("code", each.path)], ["Stage", each.component || "–"], ["Attempts", String(each.attempts)],
+    ["Type", kind(each.type)], ["Path", pathFact(each.model, each.path)], ["Stage", each.component || "–"], ["Attempts", String(each.attempts)],
     each.executors_lost.length ? ["Executors lost", `${each.executors_lost.length}: ${each.executors_lost.join(", ")}`] : null,
     ["Record", about(each.id, "the invocation")], each.replay_of ? ["Replay of", about(each.replay_of)] : null,
   ]);

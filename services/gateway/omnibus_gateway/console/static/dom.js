@@ -45,11 +45,13 @@ export function say(element, text) {
 export function table(caption, head, rows) {
   const cell = (tag, each, more) =>
     each?.num !== undefined ? h(tag, { ...more, class: "num" }, each.num) : h(tag, more, each);
+  // On phones each row is a block, whose cells show the names of their columns. Roles stay with whatever display.
+  const names = head.map((each) => (each?.num ?? each)?.textContent ?? each?.num ?? each);
   return wide(caption,
-    h("table", h("caption", { class: "unseen" }, caption),
-      h("thead", h("tr", head.map((each) => cell("th", each, { scope: "col" })))),
-      h("tbody", rows.map((row) =>
-        h("tr", row.map((each, index) => (index ? cell("td", each, {}) : cell("th", each, { scope: "row" }))))))));
+    h("table", { role: "table" }, h("caption", { class: "unseen" }, caption),
+      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, head.map((each) => cell("th", each, { scope: "col", role: "columnheader" })))),
+      h("tbody", { role: "rowgroup" }, rows.map((row) =>
+        h("tr", { role: "row" }, row.map((each, index) => (index ? cell("td", each, { role: "cell", "data-name": names[index] }) : cell("th", each, { scope: "row", role: "rowheader" }))))))));
 }
 
 export const num = (text) => ({ num: text });
@@ -130,6 +132,7 @@ function alike(old, each) {
     if (name === "style") old.style.cssText = value; // the policy forbids the attribute, not the property
     else old.setAttribute(name, value);
   }
-  for (const { name } of [...old.attributes]) if (!each.hasAttribute(name)) old.removeAttribute(name);
+  // What somebody opened stays open.
+  for (const { name } of [...old.attributes]) if (!each.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   morph(old, ...each.childNodes);
 }

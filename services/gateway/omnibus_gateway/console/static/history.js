@@ -3,7 +3,9 @@
 import { get } from "./api.js";
 import { chart, sparkline } from "./chart.js";
 import { card, fill, h, num, table, trouble } from "./dom.js";
+import { failuresLink } from "./failures.js";
 import { kind, part, rate, seconds, whole } from "./format.js";
+import { percentiles } from "./percentiles.js";
 import { every } from "./refresh.js";
 
 const SPANS = { 900: "15 minutes", 3600: "1 hour", 21600: "6 hours", 86400: "1 day", 604800: "7 days" };
@@ -61,14 +63,15 @@ function charts({ starts: all, whole: over, step, models, stages }, chosen) {
   const common = { starts, step, pick };
   const latency = (title, what) => chart({ ...common, title, format: seconds, series: chosen === ALL && named(models).length > 1
     ? named(models).slice(0, 8).map((name, line) => ({ name: `${name}, 95 %`, values: ended(models[name][`${what}_p95`]), line }))
-    : [["half of them within", "p50", 1], ["95 % within", "p95", 3]].map(([name, quantile, line]) => ({ name, values: ended(models[chosen || (named(models)[0] ?? names[0])][`${what}_${quantile}`]), line })) });
+    : [["half of them within", "p50", 1], ["95 % within", "p95", 3], ["99 % within", "p99", 0]].map(([name, quantile, line]) => ({ name, values: ended(models[chosen || (named(models)[0] ?? names[0])][`${what}_${quantile}`]), line })) });
   return [
     h("div", { class: "charts" },
       chart({ ...common, title: "Requests per second", format: rate, series: [{ name: "came", values: perSecond(sums("came")), line: 1 }, { name: "done", values: perSecond(sums("done")), line: 2 }] }),
       chart({ ...common, title: "Failed and refused", format: whole, counts: true, series: [{ name: "failed", values: sums("failed"), line: 0 }, { name: "refused", values: sums("refused"), line: 3 }, { name: "rejected with 4xx", values: sums("rejected"), line: 4 }] }),
       latency("Time to first output", "first"), latency("Time of the whole request", "total")),
     h("p", { class: "faint" }, "Choose a point to see the invocations of that time."),
-    types(names, models, step * all.length), errors(names, models), stageTable(names, stages, step * all.length),
+    percentiles(Object.fromEntries(names.map((name) => [name, models[name]])), "Time of requests"),
+    types(names, models, step * all.length, ended), errors(names, models, ended, { since: starts[0], until: all.at(-1) + step }), stageTable(names, stages, step * all.length, ended),
   ];
 }
 
@@ -76,23 +79,23 @@ function total(values) {
   return values.reduce((sum, each) => sum + each, 0);
 }
 
-function types(names, models, span) {
+function types(names, models, span, ended) {
   const rows = names.flatMap((name) => Object.entries(models[name].types).map(([type, each]) => [
-    h("span", h("b", name), ` ${kind(type)}`), sparkline(each.came, 1), num(whole(total(each.came))), num(rate(total(each.came) / span)), num(whole(total(each.done))), num(String(total(each.failed))), num(String(total(each.refused)))]));
+    h("span", h("b", name), ` ${kind(type)}`), sparkline(ended(each.came), 1), num(whole(total(each.came))), num(rate(total(each.came) / span)), num(whole(total(each.done))), num(String(total(each.failed))), num(String(total(each.refused)))]));
   return card("Requests by type", table("Requests by type", ["Requests", "Over time", num("came"), num("per second"), num("done"), num("failed"), num("refused")], rows));
 }
 
-function errors(names, models) {
+function errors(names, models, ended, span) {
   const rows = names.flatMap((name) => Object.entries(models[name].codes).filter(([code]) => code !== "ok").map(([code, values]) => [
-    h("span", h("b", name || "no model"), " ", h("code", code)), sparkline(values, 0), num(String(total(values)))]));
+    h("span", h("b", name || "no model"), " ", failuresLink(h("code", code), { code, ...span })), sparkline(ended(values), 0), num(String(total(values)))]));
   return rows.length ? card("Errors by code", table("Errors by code", ["Error", "Over time", num("count")], rows)) : null;
 }
 
 /** Stages by how much they work. Busy is computing time over the time that executors of the stage were ready. */
-function stageTable(names, stages, span) {
+function stageTable(names, stages, span, ended) {
   const rows = names.flatMap((name) => Object.entries(stages[name] ?? {}).map(([stage, each]) => {
     const [jobs, busy, up, failed] = ["jobs", "busy", "up", "failed"].map((what) => total(each[what]));
-    return { busy, cells: [h("span", h("b", stage), h("small", ` ${name}`)), sparkline(each.busy, 4), num(rate(jobs / span)), num(jobs ? seconds(busy / jobs) : "–"), num(up ? part(Math.min(1, busy / up)) : "–"), num(String(failed))] };
+    return { busy, cells: [h("span", h("b", stage), h("small", ` ${name}`)), sparkline(ended(each.busy), 4), num(rate(jobs / span)), num(jobs ? seconds(busy / jobs) : "–"), num(up ? part(Math.min(1, busy / up)) : "–"), num(String(failed))] };
   })).sort((a, b) => b.busy - a.busy);
   return rows.length ? card("Stages", table("Stages", ["Stage", "Computing", num("jobs/s"), num("per job"), num("busy"), num("failed")], rows.map(({ cells }) => cells))) : null;
 }

@@ -6,6 +6,7 @@ import { about, badge, card, facts, fill, h, num, s, table, trouble, wide } from
 import { ago, bytes, clock, kind, seconds, several } from "./format.js";
 import { status } from "./invocations.js";
 import { layer, through } from "./lines.js";
+import { pathFact } from "./paths.js";
 import { replayRow } from "./replay.js";
 import { stepView } from "./steps.js";
 import { elapsed, waterfall } from "./waterfall.js";
@@ -58,7 +59,7 @@ export function invocation(room, id) {
 
 function head({ summary, seed, step, segments, called, caller }) {
   const told = [
-    ["Model", summary.model], ["Type", kind(summary.type)], ["Path", h("code", summary.path)], ["Plan", `epoch ${summary.epoch}`],
+    ["Model", summary.model], ["Type", kind(summary.type)], ["Path", pathFact(summary.model, summary.path)], ["Plan", `epoch ${summary.epoch}`],
     ["Began", `${clock(summary.created)}, ${ago(summary.created)}`], [summary.status === "running" ? "Running for" : "Took", seconds(elapsed(summary) ?? summary.seconds)], ["First output", seconds(summary.first)],
     ["Attempts", String(summary.attempts)], ["Seed", String(seed)],
     summary.replay_of ? ["Replay of", about(summary.replay_of)] : null,

@@ -2,7 +2,9 @@
 
 import { get } from "./api.js";
 import { about, badge, fill, h, morph, num, table, trouble } from "./dom.js";
+import { codeLinks } from "./failures.js";
 import { clock, kind, seconds } from "./format.js";
+import { pathLegend } from "./paths.js";
 import { follow } from "./state.js";
 
 const STATES = { running: "info", done: "good", failed: "bad", cancelled: "warn", expired: "bad" };
@@ -23,9 +25,9 @@ export function invocations(room) {
   const when = h("select", { "aria-label": "Time" }, fixed ? h("option", { value: "fixed" }, `${clock(fixed.since)} to ${clock(fixed.until)}`) : null, h("option", { value: "" }, "at any time"), options(SPANS));
   const least = h("select", { "aria-label": "Duration" }, h("option", { value: "" }, "however long"), options(LEAST, "took at least "));
   words.value = asked.get("q") ?? asked.get("model") ?? "";
-  const list = h("div", { "aria-live": "polite" });
+  const [list, failed] = [h("div", { "aria-live": "polite" }), h("p", { class: "faint" })];
   const more = h("button", { type: "button", class: "quiet", hidden: true }, "Older ones");
-  fill(room, h("h1", "Invocations"), h("form", { class: "row search", role: "search", onsubmit: (event) => event.preventDefault() }, words, only, when, least), h("section", { class: "card" }, list, more));
+  fill(room, h("h1", "Invocations"), h("form", { class: "row search", role: "search", onsubmit: (event) => event.preventDefault() }, words, only, when, least), failed, h("section", { class: "card" }, list, more));
 
   let older = [];
   let next = null;
@@ -52,9 +54,18 @@ export function invocations(room) {
       const page = await get(query(0), { signal: turn.signal });
       if (!older.length) next = page.next;
       show(page.data);
+      void readFailed(turn.signal);
     } catch (error) {
       if (error.name !== "AbortError") fill(list, trouble(error));
     }
+  }
+
+  /** Say how many requests were rejected or failed, which the list has only if they ran. */
+  async function readFailed(signal) {
+    const span = when.value === "fixed" ? fixed : SPANS[when.value] ? { since: Math.floor(Date.now() / 1000) - Number(when.value) } : {};
+    const { codes } = await get(`console/failures?${new URLSearchParams({ limit: 1, ...span })}`, { signal }).catch(() => ({ codes: {} }));
+    const named = Object.keys(codes).length > 0;
+    morph(failed, named ? ["Rejected or failed, also before they became an invocation: ", codeLinks(codes, span)] : "");
   }
 
   function show(found) {
@@ -62,7 +73,7 @@ export function invocations(room) {
     const all = [...found, ...older.filter((each) => !seen.has(each.id))];
     more.hidden = !next;
     if (!all.length) fill(list, h("p", { class: "empty" }, words.value || only.value || when.value || least.value ? "Nothing like that was recorded." : "Nothing was recorded yet."));
-    else morph(list, rows(all));
+    else morph(list, rows(all), pathLegend(all));
   }
 
   async function back() {

@@ -1,16 +1,19 @@
 // What comes, what runs, and how that lies against the plan.
 
+import { firing } from "./alerts.js";
 import { get } from "./api.js";
 import { card, fill, h, morph, num, s, say, table, trouble } from "./dom.js";
 import { ago, kind, part, rate, seconds, several, whole } from "./format.js";
+import { codeLinks, failuresLink, latestFailures } from "./failures.js";
 import { legend, map } from "./map.js";
 import { nodeMap, nodeRemarks } from "./nodes.js";
+import { percentiles } from "./percentiles.js";
 import { every } from "./refresh.js";
 import { follow } from "./state.js";
 
 const REMEMBERED = 90; // states in the small curve
-const REJECTED_SECONDS = 900; // that the tile of rejected requests looks back
-const REJECTED_MS = 10000;
+const PAST_SECONDS = 900; // that rejected requests and percentiles look back
+const PAST_MS = 10000;
 const IDLE_SECONDS = 60; // after the last request a model's map is folded
 const FOLDED_FROM = 3; // models; fewer fit on a page as they are
 
@@ -22,11 +25,11 @@ export function live(room) {
   };
   const curve = s("polyline", { class: "curve" });
   tiles.came.element.append(s("svg", { class: "spark", viewBox: "0 0 100 24", preserveAspectRatio: "none", "aria-hidden": "true" }, curve));
-  const notes = h("div", { class: "notes" });
+  const [notes, fired] = [h("div", { class: "notes" }), h("div", { class: "notes" })];
   const maps = h("div", { class: "maps" });
-  const numbers = h("div", { class: "numbers" });
+  const [numbers, past] = [h("div", { class: "numbers" }), h("div", { class: "numbers" })];
   const nodes = nodeMap();
-  fill(room, h("h1", { class: "unseen" }, "Live"), h("div", { class: "tiles" }, Object.values(tiles).map((each) => each.element)), notes, maps, nodes.element, numbers);
+  fill(room, h("h1", { class: "unseen" }, "Live"), h("div", { class: "tiles" }, Object.values(tiles).map((each) => each.element)), fired, notes, maps, nodes.element, past, numbers);
 
   const folds = folding();
   let shape = "";
@@ -58,8 +61,13 @@ export function live(room) {
     remarks(notes, now, plan);
     morph(numbers, requests(now), executors(now));
   });
-  const leave = every(REJECTED_MS, async (signal) => rejections(tiles.rejected, await get(`console/history?seconds=${REJECTED_SECONDS}`, { signal })),
-    () => tiles.rejected.set("–", "the store has no answer"));
+  const leave = every(PAST_MS, async (signal) => {
+    const since = Math.floor(Date.now() / 1000) - PAST_SECONDS;
+    const [told, failed, alerts] = await Promise.all([`history?seconds=${PAST_SECONDS}`, `failures?since=${since}&limit=5`, "alerts"].map((each) => get(`console/${each}`, { signal })));
+    rejections(tiles.rejected, told);
+    morph(fired, firing(alerts));
+    morph(past, latestFailures(failed, `In ${PAST_SECONDS / 60} minutes`), percentiles(told.models, `Time of requests in ${PAST_SECONDS / 60} minutes`));
+  }, () => tiles.rejected.set("–", "the store has no answer"));
   return () => {
     stop();
     leave();
@@ -101,8 +109,8 @@ function rejections(tile, { models }) {
   const each = Object.values(models);
   const codes = {};
   for (const { rejected_codes: found } of each) for (const [code, count] of Object.entries(found)) codes[code] = (codes[code] ?? 0) + count;
-  const named = Object.entries(codes).sort(([, one], [, other]) => other - one).map(([code, count]) => `${code} ${count}`);
-  tile.set(String(each.reduce((sum, { rejected }) => sum + total(rejected), 0)), named.join(", ") || `in ${REJECTED_SECONDS / 60} minutes`);
+  const count = String(each.reduce((sum, { rejected }) => sum + total(rejected), 0));
+  tile.set(failuresLink(count), Object.keys(codes).length ? codeLinks(codes) : `in ${PAST_SECONDS / 60} minutes`);
 }
 
 function tile(title) {
@@ -110,8 +118,8 @@ function tile(title) {
   return {
     element: h("section", { class: "tile" }, h("h2", title), value, more),
     set(told, beside = "") {
-      say(value, told);
-      say(more, beside);
+      morph(value, told);
+      morph(more, beside);
     },
   };
 }

@@ -1,11 +1,13 @@
 // Which page is shown, and the keys.
 
+import { alerts } from "./alerts.js";
 import { keys, shareKeys } from "./api.js";
 import { apiReference } from "./api_reference.js";
 import { app, apps } from "./apps.js";
 import { deadLetter, deadLetters } from "./dead_letters.js";
 import { fill, h, say } from "./dom.js";
 import { executor, executors } from "./executors.js";
+import { failures } from "./failures.js";
 import { history as historyPage } from "./history.js";
 import { invocation } from "./invocation.js";
 import { invocations } from "./invocations.js";
@@ -17,7 +19,7 @@ import { settings } from "./settings.js";
 import { connect, follow, state } from "./state.js";
 
 const PAGES = {
-  live, plan, history: historyPage, invocations, executors, deadletters: deadLetters, apps, keys: apiKeys, settings, playground, api: apiReference,
+  live, plan, history: historyPage, invocations, failures, alerts, executors, deadletters: deadLetters, apps, keys: apiKeys, settings, playground, api: apiReference,
 };
 const DETAILS = { invocations: invocation, executors: executor, apps: app, deadletters: deadLetter };
 const TITLES = Object.fromEntries([...document.querySelectorAll("nav a")].map((link) => [link.getAttribute("href").slice(2), link.textContent]));

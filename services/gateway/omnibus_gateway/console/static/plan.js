@@ -138,7 +138,8 @@ function paths(name, model) {
       return [kind(type), h("code", each.name), h("span", { class: "with" }, share.bar, ` ${part(total ? each.rate / total : 0)}`)];
     });
   });
-  return table(`${name}: paths by request type`, ["Requests", "Path", "Share"], rows);
+  return h("div", table(`${name}: paths by request type`, ["Requests", "Path", "Share"], rows),
+    h("p", { class: "faint" }, "A path names the options that requests go through, in order: what each runs is in the table of options."));
 }
 
 function changes({ changes: rows, staged, plan }) {
