@@ -101,6 +101,8 @@ class ClientTraffic:
             except OSError:
                 return
             gateway = socket.create_connection(self._target)
+            for each in (client, gateway):  # audio comes in small messages, which must not wait for each other
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             request_bytes, response_bytes = bytearray(), bytearray()
             self._connections.append((request_bytes, response_bytes))
             self._start_thread(_relay_bytes, client, gateway, request_bytes)
