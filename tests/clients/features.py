@@ -1,7 +1,8 @@
 """Features of clients that tests run: each test declares them, and they are what the gateway received.
 
-Examples of pages declare them in a comment before the block, tests by the marker of ``declare_features``. The table of
-docs/clients.md has the declarations (``tests.pages.clients``).
+Examples of pages declare them in a comment before the block, tests by the marker of ``declare_features``. Conversations
+by voice need no relay, because their test checks each feature of its marker. The table of docs/clients.md has the
+declarations (``tests.pages.clients``).
 """
 
 import ast

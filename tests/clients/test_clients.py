@@ -57,9 +57,9 @@ def make_shell(programs: Path) -> list[str]:
 
 
 def run_client(
-    command: Sequence[str], traffic: ClientTraffic, home: Path, seconds: float, directory: Path | None = None
+    command: Sequence[str], gateway: System | ClientTraffic, home: Path, seconds: float, directory: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a client program against the gateway of ``traffic``.
+    """Run a client program against ``gateway``, directly or through a relay.
 
     It runs in ``directory``, by default in its ``home``. Raises ``subprocess.TimeoutExpired``.
     """
@@ -71,11 +71,11 @@ def run_client(
             "PATH": os.environ["PATH"],
             "HOME": str(home),
             "LITELLM_LOCAL_MODEL_COST_MAP": "true",
-            "OPENAI_BASE_URL": f"{traffic.url}/v1",
+            "OPENAI_BASE_URL": f"{gateway.url}/v1",
             "OPENAI_API_KEY": "none",
-            "ANTHROPIC_BASE_URL": traffic.url,
+            "ANTHROPIC_BASE_URL": gateway.url,
             "ANTHROPIC_API_KEY": "none",
-            "OLLAMA_HOST": traffic.url,
+            "OLLAMA_HOST": gateway.url,
         },
         capture_output=True,
         text=True,

@@ -10,7 +10,6 @@ import pytest
 from omnibus_models.world import audio_oracle, scenes, tone_synth
 from tests.clients.features import declare_features
 from tests.clients.test_clients import PYTHON3, ROOT, VOICE, require_installed, run_client
-from tests.clients.traffic import ClientTraffic
 from tests.e2e.system import System
 from tests.tones import record_tones
 
@@ -53,7 +52,7 @@ def words_of(directory: Path, name: str) -> list[str] | None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("client", "environment"), CLIENTS)
 def test_a_client_talks_by_sound_is_interrupted_calls_a_tool_and_shows_a_picture(
-    system: System, traffic: ClientTraffic, tmp_path: Path, client: str, environment: Path
+    system: System, tmp_path: Path, client: str, environment: Path
 ) -> None:
     require_installed(environment)
     asyncio.run(system.becomes_ready())
@@ -63,7 +62,7 @@ def test_a_client_talks_by_sound_is_interrupted_calls_a_tool_and_shows_a_picture
         write_question(tmp_path, name)
 
     command = [str(environment / "bin" / "python"), "-m", f"tests.clients.voice.{client}", str(tmp_path)]
-    process = run_client(command, traffic, tmp_path, CONVERSATION_SECONDS, ROOT)
+    process = run_client(command, system, tmp_path, CONVERSATION_SECONDS, ROOT)
 
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
     turns = json.loads((tmp_path / "turns.json").read_text())
