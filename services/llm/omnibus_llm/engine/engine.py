@@ -343,7 +343,7 @@ class BatchingEngine(Generic[S]):
         return (
             self._feed.always_ready
             and len(batch) == schedule.used
-            and not (schedule.waiting or schedule.media)
+            and not schedule.media
             and len({sequence.clock.tenant for sequence in batch}) == 1
         )
 
