@@ -232,6 +232,8 @@ class _Recorder:
 class TokenFeed:
     """See ``step.Feed``: each step continues with the last token."""
 
+    always_ready = True
+
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 

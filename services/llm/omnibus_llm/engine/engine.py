@@ -12,17 +12,18 @@ A decoder with the engine that serves it: the common base of language models and
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from omnibus.bus.messages import BatchCounts
-from omnibus.executor.job_clock import Stopwatch, charge_jobs, current_clock
+from omnibus.executor.job_clock import Share, Stopwatch, charge_jobs, current_clock
 from omnibus.executor.scheduler import Schedule, StepBudget, StepPlan
 from omnibus.executor.step_budget import NO_GOALS, BudgetSizes, StepCosts, StepGoals, find_budget, measure_costs
 from omnibus.spare_places import count_spare_places
-from omnibus_engines.component import ComponentSource, Hosted, by_size, engine_closed_error
+from omnibus_engines.component import ComponentSource, Compute, Hosted, by_size, engine_closed_error
 from omnibus_llm.engine.sequence import DecoderSequence, Packed, StepOutcome, TokenStep
 from omnibus_llm.engine.step import Feed, Steps
 from omnibus_models.contract import Decoder
@@ -30,9 +31,9 @@ from omnibus_models.int8_weights import quantise_weights
 from omnibus_models.packed_weights import pack_weights
 
 S = TypeVar("S", bound=DecoderSequence)
-Compute = Callable[..., Awaitable[Any]]
 
 _MIN_STEP_TOKENS = 16  # prompt tokens in a step, however tight the goals: fewer cost nearly as much
+_CALL_SECONDS = 0.1  # of decode steps without a turn of the loop, after which the jobs are charged
 _TYPICAL_CONTEXT_TOKENS = 1024  # positions of a sequence whose decode step is measured
 
 
@@ -262,6 +263,7 @@ class BatchingEngine(Generic[S]):
             self._fail_all(error)
             raise
         finally:
+            self._wake.set()  # ends the call in progress
             self._fail_all(engine_closed_error())
 
     async def _run_turn(self) -> bool:
@@ -305,11 +307,9 @@ class BatchingEngine(Generic[S]):
                 sequence.go_on()
 
     async def _step_language_model(self, turn: StepPlan[Any]) -> None:
-        began = time.perf_counter()
+        began, steps = time.perf_counter(), 1
         if turn.decode:
-            with charge_jobs([(sequence.clock, 1.0) for sequence in turn.decode], kind="decode"):
-                outcomes = await self._compute(self.decoding, self._steps.decode, turn.decode)
-            self._deliver_outcomes(outcomes)
+            steps = await self._decode(turn.decode)
         if turn.prefill:
             for sequence, _ in turn.prefill:
                 sequence.clock.set_now()
@@ -321,7 +321,49 @@ class BatchingEngine(Generic[S]):
                     self.schedule.start_decode(sequence)
             self._deliver_outcomes(prefill_outcomes)
         if turn.decode or turn.prefill:
-            self.schedule.turns.observe(time.perf_counter() - began)
+            self.schedule.turns.observe((time.perf_counter() - began) / steps)
+
+    async def _decode(self, batch: Rows[S]) -> int:
+        """Compute the next tokens of ``batch``, and deliver them; returns the number of steps."""
+        shares, before = [(sequence.clock, 1.0) for sequence in batch], self._steps.counts.steps
+        step: Callable[[Rows[S]], list[StepOutcome]] = self._steps.decode
+        if self._is_steady(batch):
+            step = partial(self._decode_on, asyncio.get_running_loop(), shares)
+        with charge_jobs(shares, kind="decode"):
+            outcomes = await self._compute(self.decoding, step, batch)
+        self._deliver_outcomes(outcomes)
+        return max(1, self._steps.counts.steps - before)
+
+    def _is_steady(self, batch: Rows[S]) -> bool:
+        """Return True if the steps after the next one are those of ``batch`` as well, until something wakes the loop.
+
+        Tenants take turns, so all sequences must be those of one.
+        """
+        schedule = self.schedule
+        return (
+            self._feed.always_ready
+            and len(batch) == schedule.used
+            and not schedule.media
+            and len({sequence.clock.tenant for sequence in batch}) == 1
+        )
+
+    def _decode_on(self, loop: asyncio.AbstractEventLoop, shares: list[Share], batch: Rows[S]) -> list[StepOutcome]:
+        """Compute steps of ``batch`` without waiting for the loop, until something else is due there.
+
+        Runs in the compute thread. ``shares`` get the number of steps as weight.
+        """
+        until, before = time.perf_counter() + _CALL_SECONDS, self._steps.counts.steps
+
+        def goes_on() -> bool:
+            return not (self._wake.is_set() or self._compute.has_waiting) and time.perf_counter() < until
+
+        def deliver(outcomes: list[StepOutcome]) -> None:
+            loop.call_soon_threadsafe(self._deliver_outcomes, outcomes)
+
+        outcomes = self._steps.decode_while(batch, goes_on, deliver)
+        steps = float(max(1, self._steps.counts.steps - before))
+        shares[:] = [(clock, steps) for clock, _ in shares]
+        return outcomes
 
     def _share_prompts(self, outcomes: list[StepOutcome]) -> None:
         """Remove sequences whose prompts are complete from their groups; the others there only need a copy."""

@@ -298,6 +298,8 @@ class Thinking(DecoderSequence):
 class ThinkFeed:
     """Feeds a thinker with its own last token; each token's row goes to the talker, if one follows."""
 
+    always_ready = True
+
     def __init__(self, thinker: Thinker) -> None:
         self._thinker = thinker
 

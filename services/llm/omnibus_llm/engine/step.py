@@ -1,6 +1,7 @@
 """The arithmetic of an engine: prompts, slots and decode steps. Everything here runs in the compute thread."""
 
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager, nullcontext
 from time import perf_counter
@@ -33,6 +34,9 @@ _REPEAT_COUNT = 2  # take the faster of two: disturbances only make a measuremen
 
 class Feed(Protocol[S_in]):
     """Inputs of a step, and the data that goes with each token; differs between thinker and talker."""
+
+    #: Whether every sequence is ready after each of its steps.
+    always_ready: bool
 
     def is_ready(self, sequence: S_in) -> bool:
         """Return True if ``sequence`` can take the next step now. Called on the event loop."""
@@ -233,6 +237,19 @@ class Steps(Generic[S]):
         """Compute one token for each sequence of ``batch``."""
         chosen_sequences = set(batch)
         return self._decode_slots([slot for slot, sequence in enumerate(self.active) if sequence in chosen_sequences])
+
+    def decode_while(
+        self, batch: Rows[S], goes_on: Callable[[], bool], deliver: Callable[[list[StepOutcome]], None]
+    ) -> list[StepOutcome]:
+        """Compute tokens for each sequence of ``batch`` while ``goes_on`` is true and none has ended.
+
+        Returns the outcomes of the last step; ``deliver`` gets those before.
+        """
+        outcomes = self.decode(batch)
+        while all(isinstance(result, TokenStep) and result.finish is None for _, result in outcomes) and goes_on():
+            deliver(outcomes)
+            outcomes = self.decode(batch)
+        return outcomes
 
     def _decode_slots(self, slots: list[int]) -> list[StepOutcome]:
         try:

@@ -98,6 +98,8 @@ class TalkFeed:
     The row is the thinker's, and a step waits for it.
     """
 
+    always_ready = False
+
     def __init__(self, talker: Talker) -> None:
         self._talker = talker
         self._calls = RecordedCalls(talker.module, self._predict)

@@ -110,6 +110,8 @@ class Transcribing(DecoderSequence):
 class TranscribeFeed:
     """Feeds a recognizer with its own last token."""
 
+    always_ready = True
+
     def __init__(self, decoder: SpeechDecoder) -> None:
         self._decoder = decoder
 

@@ -1,4 +1,4 @@
-"""Requests that are cancelled early, and the slots that they free."""
+"""Requests that arrive or are cancelled while others run, and the slots that they free."""
 
 import asyncio
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from omnibus.errors import StageUnavailable
+from omnibus_llm.engine import engine
+from omnibus_llm.engine.engine import BatchingEngine
 from omnibus_llm.engine.model import ThinkerCore, ThinkSettings
 from omnibus_llm.engine.step import Steps
 from omnibus_llm.runners.thinker import ThinkRunner
@@ -89,3 +91,33 @@ async def test_closing_fails_what_still_runs(vl) -> None:
     results = await asyncio.gather(*running, return_exceptions=True)
 
     assert [type(result) for result in results] == [StageUnavailable, StageUnavailable]
+
+
+async def test_steps_follow_one_another_without_the_loop_until_it_has_something_to_do(
+    vl: Path, thinker: Thinker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = ThinkRunner(ThinkerCore("qwen2_5_vl", vl, "cpu", "float32", ThinkSettings(slots=2)))
+    await runner.load()
+    monkeypatch.setattr(engine, "_CALL_SECONDS", 60.0)
+    steps_of_calls, decode_on = [], BatchingEngine._decode_on
+
+    def count_steps(self: BatchingEngine[Any], *args: Any) -> Any:
+        before = self.batch_counts.steps
+        outcomes = decode_on(self, *args)
+        steps_of_calls.append(self.batch_counts.steps - before)
+        return outcomes
+
+    monkeypatch.setattr(BatchingEngine, "_decode_on", count_steps)
+    long, short = make_chat_job(make_text_chat(1), max_tokens=400), make_chat_job(make_text_chat(2), max_tokens=20)
+    running = asyncio.create_task(finish_job(runner, long))
+    await long.outputs["text"].until(3)
+    before = len(long.ids)
+    await finish_job(runner, short)
+    during = len(long.ids)
+    await running
+
+    assert before < during < 400  # neither waited for the other's end
+    assert [long.ids, short.ids] == [answer_alone(thinker, one) for one in (long, short)]
+    assert 390 < sum(steps_of_calls) < 400  # all but the first token, and the steps between others' prompts
+    assert len(steps_of_calls) <= 8
+    await runner.close()
