@@ -45,7 +45,7 @@ export IMAGE AUDIO VIDEO PROMPT MODEL VLLM_VENV S3_VENV CLIENTS_VENV OPENAI2_VEN
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install demo demo-real paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-llama-cpp install-real install-weights install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages fmt cells bench scale gpu-check lab plans fuzz chaos chart-lint chart-template hashes release up down clean
+.PHONY: help install demo demo-real paths test test-slow test-all coverage test-nightly test-nodes test-kernels install-browser install-ucx install-llama-cpp install-real install-weights install-s3 install-clients test-clients install-vllm install-vllm-libraries test-vllm lint lint-style lint-types lint-imports docs pages screenshots fmt cells bench scale gpu-check lab plans fuzz chaos chart-lint chart-template hashes release up down clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -142,6 +142,9 @@ docs: $(VENV)/.dev ## Build the documentation into site/; a page or link that is
 
 pages: $(VENV)/.dev ## Write the pages and tables that are made from code, as docs/tasks.md
 	$(BIN)/python -m tests.pages
+
+screenshots: $(VENV)/.dev ## Write the screenshots of the documentation, from a running system in a browser
+	$(BIN)/python -m tests.screenshots
 
 fmt: $(VENV)/.dev ## Format the code and apply safe fixes
 	$(BIN)/ruff format .

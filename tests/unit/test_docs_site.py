@@ -55,3 +55,11 @@ def test_both_schemes_have_the_colours_of_the_console():
     for name in ("--paper", "--card", "--ink", "--accent", "--info"):
         assert f"{name}: #" in docs_site.read_colours().partition('"slate"')[0]
         assert f"{name}: #" in dark
+
+
+def test_screenshots_are_small_and_shown():
+    pages = "".join(path.read_text() for path in (docs_site.ROOT / "docs").glob("*.md"))
+
+    for image in (docs_site.ROOT / "docs").glob("*.png"):
+        assert image.stat().st_size < 150 * 1024, image.name
+        assert f"({image.name})" in pages, image.name

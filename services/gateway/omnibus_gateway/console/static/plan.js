@@ -83,29 +83,31 @@ function deployments({ explain }) {
 }
 
 function expected(name, model) {
-  const spare = model.capacity > 0 ? model.rate / model.capacity : null;
+  const known = model.load_known ?? true; // else rates are those at capacity, where waits grow
+  const spare = known && model.capacity > 0 ? model.rate / model.capacity : null;
+  const wait = (value) => num(known ? grows(value) : "–");
   const full = meter(`${name}: expected rate of its capacity`);
   full.set(spare);
   const goals = Object.entries(model.goals ?? {}).map(([goal, value]) => `${goal.replaceAll("_", " ")} ${seconds(value)}`);
   return [h("p", { class: "lead" }, model.reason),
     facts([
-      ["Expected", `${number(model.rate)} req/s${model.measured ? ", measured" : ""}`],
+      ["Expected", known ? `${number(model.rate)} req/s${model.measured ? ", measured" : ""}` : "no load known yet"],
       ["Can be served", `${number(model.capacity)} req/s`],
       model.promise?.curve ? ["Served in time by load", model.promise.curve.map((each) => `${part(each.load)} ${number(each.goodput)}`).join(", ") + " req/s"] : null,
       ["Goal", model.goal === "gpus" ? "the fewest GPUs" : "the most requests"],
       goals.length ? ["P99 goals", goals.join(", ")] : null,
       model.bottlenecks?.length ? ["Bottleneck", model.bottlenecks.join(", ")] : null,
       model.cells ? ["Cells", Object.entries(model.cells).map(([size, count]) => `${count} of ${several(Number(size), "GPU")}`).join(", ")] : null]),
-    h("p", { class: "spare" }, full.bar, h("span", spare === null ? "" : `${part(spare)} of what can be served is expected`)),
+    h("p", { class: "spare" }, full.bar, h("span", spare === null ? (known ? "" : "Figures below are for all that can be served.") : `${part(spare)} of what can be served is expected`)),
     h("div", { class: "pair" },
-      table(`${name}: expected use`, ["Option", num("Replicas"), num("GPUs"), "Busy", num("Wait")], Object.entries(model.options ?? {}).map(([option, use]) => {
+      table(`${name}: expected use`, ["Option", num("Replicas"), num("GPUs"), known ? "Busy" : "Busy when full", num("Wait")], Object.entries(model.options ?? {}).map(([option, use]) => {
         const busy = meter(`${option} busy`);
         busy.set(use.utilisation);
         return [h("span", h("b", option), " ", model.bottlenecks?.includes(option) ? badge("bottleneck", "warn") : null), num(String(use.replicas)), num(`${use.gpus} ${use.gpu ?? ""}`.trim()),
-          h("span", { class: "with" }, busy.bar, ` ${part(use.utilisation)}`), num(grows(use.wait))];
+          h("span", { class: "with" }, busy.bar, ` ${part(use.utilisation)}`), wait(use.wait)];
       })),
       table(`${name}: request types`, ["Request type", num("req/s"), num("alone"), num("latency"), num("P99")], Object.entries(model.types ?? {}).map(([type, each]) =>
-        [kind(type), num(number(each.rate)), num(grows(each.alone)), num(grows(each.latency)), num(grows(each.p99))]))),
+        [kind(type), num(number(each.rate)), num(grows(each.alone)), wait(each.latency), wait(each.p99)]))),
     Object.entries(NOTES).filter(([note]) => model[note]).map(([note, said]) => h("p", { class: "faint" }, `${said}: ${listed(model[note])}`))];
 }
 
