@@ -101,12 +101,12 @@ async def test_a_rejected_websocket_is_found(home: ToyGateway):
     await home.all_of(OMNI)
     async with open_doorway(home) as door:
         url = f"ws://localhost:{door.port}/v1/realtime"
-        _, error = await expect_rejection(f"{url}?model=nobody")
+        _, error = await expect_rejection(f"{url}?model={OMNI}&intent=singing")
         async with connect_caller(f"ws://localhost:{door.port}"):
             pass
 
     (failure,) = await list_failures(home)
-    assert (failure["status"], failure["path"], failure["id"]) == (404, "/v1/realtime", error["request_id"])
+    assert (failure["status"], failure["path"], failure["id"]) == (400, "/v1/realtime", error["request_id"])
     assert failure["message"] == error["message"]
 
 
