@@ -279,7 +279,7 @@ class GatewaySettings(Settings, frozen=True):
     #: Maximum apps with a worker process at each gateway, at least 1. A call of another app starts its worker, and
     #: stops that of the least recently called app.
     app_workers: int = 32
-    #: Seconds for which the store keeps rates, latencies and errors of the console's history; 0: none.
+    #: Seconds for which the store keeps the console's history of rates, latencies and failed requests; 0: none.
     history_seconds: float = 7 * 24 * 3600.0
     #: File with the output of all processes, written by ``omnibus up``. The console shows its last lines. Empty: none.
     log_file: str = ""

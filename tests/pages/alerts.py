@@ -73,9 +73,9 @@ def _builtin(node: Expr) -> Any:
     return msgspec.to_builtins(convert(node))
 
 
-def _convert_call(node: Call) -> expressions.Call:
+def _convert_call(node: Call) -> expressions.FunctionExpression:
     fields = {"type": "call", "function": node.func.name, "arguments": [_builtin(each) for each in node.args]}
-    return msgspec.convert(fields, expressions.Call)
+    return msgspec.convert(fields, expressions.FunctionExpression)
 
 
 def _convert_selector(node: VectorSelector, seconds: float) -> expressions.Select:

@@ -207,7 +207,7 @@ def test_the_chart_of_failures_counts_in_whole_numbers(page: Page, system: Syste
 
 
 def test_rejected_requests_are_shown_with_their_codes(page: Page, system: System):
-    wrong = {"model": OMNI, "max_tokens": -1, "messages": [{"role": "user", "content": "hello"}]}
+    wrong = {"model": OMNI, "max_tokens": -5, "messages": [{"role": "user", "content": "hello"}]}
     assert page.request.post(f"{system.url}/v1/chat/completions", data=wrong).status == 400
     open_page(page, "live")
     tile = page.locator("section.tile", has_text="Rejected requests")

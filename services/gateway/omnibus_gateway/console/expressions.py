@@ -45,7 +45,7 @@ class Select(msgspec.Struct, frozen=True, omit_defaults=True, tag="select"):
         return all(_MATCHES[sign](values.get(label, ""), value) for label, sign, value in self.where)
 
 
-class Call(msgspec.Struct, frozen=True, omit_defaults=True, tag="call"):
+class FunctionExpression(msgspec.Struct, frozen=True, omit_defaults=True, tag="call"):
     function: Literal["rate", "increase", "abs", "histogram_quantile"]
     arguments: "tuple[Expression, ...]"
 
@@ -69,7 +69,7 @@ class Binary(msgspec.Struct, frozen=True, omit_defaults=True, tag="binary"):
     added: tuple[str, ...] | None = None
 
 
-Expression = Number | Select | Call | Aggregate | Binary
+Expression = Number | Select | FunctionExpression | Aggregate | Binary
 
 _MATCHES: dict[str, Callable[[str, str], bool]] = {
     "=": operator.eq,
@@ -99,7 +99,7 @@ def metric_names(expression: Expression) -> Iterator[str]:
     match expression:
         case Select():
             yield expression.name
-        case Call():
+        case FunctionExpression():
             for argument in expression.arguments:
                 yield from metric_names(argument)
         case Aggregate():
@@ -117,7 +117,7 @@ def evaluate(expression: Expression, snapshots: Sequence[Snapshot]) -> Vector:
         case Select():
             series = snapshots[-1].values.get(expression.name, {})
             return {labels: value for labels, value in series.items() if expression.matches(labels)}
-        case Call():
+        case FunctionExpression():
             return _call(expression, snapshots)
         case Aggregate():
             return _aggregate(expression, evaluate(expression.of, snapshots))
@@ -125,7 +125,7 @@ def evaluate(expression: Expression, snapshots: Sequence[Snapshot]) -> Vector:
             return _combine(expression, evaluate(expression.left, snapshots), evaluate(expression.right, snapshots))
 
 
-def _call(call: Call, snapshots: Sequence[Snapshot]) -> Vector:
+def _call(call: FunctionExpression, snapshots: Sequence[Snapshot]) -> Vector:
     last = call.arguments[-1]
     if isinstance(last, Select) and last.range:
         return _increase(last, snapshots, per_second=call.function == "rate")

@@ -8,10 +8,10 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
-from starlette.types import Scope
+from starlette.types import Scope, Send
 
 from omnibus.errors import ProblemDetails
 from omnibus_gateway.openai.errors import ErrorBody
@@ -31,12 +31,16 @@ _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]{1,256})"')
 
 
 class Failure(NamedTuple):
-    """Error of a request, the ``model`` that it names, and whether it ``ran``, that is, became an invocation."""
+    """Error of a request, the ``model`` that it names, and whether it ``ran``, that is, became an invocation.
+
+    ``id`` is set if the headers have none.
+    """
 
     problem: ProblemDetails
     status: int
     model: str = ""
     ran: bool = False
+    id: str = ""
 
 
 class FailedRequest(msgspec.Struct, frozen=True):
@@ -77,7 +81,7 @@ class FailureLog:
         if scope["path"].startswith(_OPERATORS):
             return
         failure = scope.get(FAILURE) or Failure(_decode_problem(body, status), status)
-        self.add_failure(scope.get("method", "GET"), scope["path"], id, failure)
+        self.add_failure(scope.get("method", "GET"), scope["path"], id or failure.id, failure)
 
     def add_failure(self, method: str, path: str, id: str, failure: Failure) -> None:
         """Add a failure of the current tenant."""
@@ -110,6 +114,30 @@ class FailureLog:
     def put_back(self, failures: list[FailedRequest]) -> None:
         """Undo ``take_unsaved``: the store did not take ``failures``."""
         self._unsaved = deque([*failures, *self._unsaved], maxlen=MAX_UNSAVED)
+
+
+class Handshake:
+    """Handshake of a WebSocket, which is added to ``failures`` if it is rejected.
+
+    One that is accepted and closed with an error has a ``Failure`` in ``scope``.
+    """
+
+    def __init__(self, failures: FailureLog, scope: Scope, send: Send) -> None:
+        self._failures = failures
+        self._scope = scope
+        self._send = send
+        self._head: Any = None
+
+    def send(self, message: Any) -> Any:
+        """Send a message."""
+        if message["type"] == "websocket.http.response.start":
+            self._head = message
+        elif message["type"] == "websocket.http.response.body":
+            id = dict(self._head["headers"]).get(b"x-request-id", b"").decode("latin-1")
+            self._failures.add_response(self._scope, self._head["status"], id, message.get("body", b""))
+        elif message["type"] == "websocket.close" and FAILURE in self._scope:
+            self._failures.add_response(self._scope, self._scope[FAILURE].status, "", b"")
+        return self._send(message)
 
 
 def find_named_model(body: bytes) -> str:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from omnibus.errors import GatewayStopping, OmnibusError, clear_tracebacks
 from omnibus.metrics import GATEWAY
-from omnibus_gateway.http.failures import FAILURE, FailureLog
+from omnibus_gateway.http.failures import FAILURE, FailureLog, Handshake
 from omnibus_gateway.openai.errors import error_body, error_headers, status_of
 from omnibus_gateway.request.request import ClientRequest
 
@@ -180,7 +180,7 @@ class OpenRequests:
 
         async def tracked_application(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "websocket":  # they end on their own
-                await application(scope, receive, _Handshake(self.failures, scope, send).send)
+                await application(scope, receive, Handshake(self.failures, scope, send).send)
             elif scope["type"] != "http" or scope["path"] in PROBES:
                 await application(scope, receive, send)
             elif self.stopping:
@@ -292,25 +292,6 @@ class TrackedResponse:
         elif self._head.get(b"content-type") == EVENTS:
             frame = b"data: %b\n\n" % error_body(self._error(), self._request_id)
             await self.send({"type": "http.response.body", "body": frame})
-
-
-class _Handshake:
-    """Handshake of a WebSocket, which is added to ``failures`` if it is rejected."""
-
-    def __init__(self, failures: FailureLog, scope: Scope, send: Send) -> None:
-        self._failures = failures
-        self._scope = scope
-        self._send = send
-        self._head: Any = None
-
-    def send(self, message: Any) -> Any:
-        """Send a message."""
-        if message["type"] == "websocket.http.response.start":
-            self._head = message
-        elif message["type"] == "websocket.http.response.body":
-            id = dict(self._head["headers"]).get(b"x-request-id", b"").decode("latin-1")
-            self._failures.add_response(self._scope, self._head["status"], id, message.get("body", b""))
-        return self._send(message)
 
 
 async def _send_stopping(send: Send) -> None:

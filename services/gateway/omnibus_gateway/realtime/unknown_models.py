@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import suppress
+from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.types import Scope
@@ -9,6 +10,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 
 from omnibus.errors import NotFound, OmnibusError
 from omnibus_gateway.http.exchange import CLOSE_SECONDS, POLICY, WebSocketConnection
+from omnibus_gateway.http.failures import FAILURE, Failure
 from omnibus_gateway.realtime.config import event_id, new_session_id
 from omnibus_gateway.realtime.event_sender import describe_error
 
@@ -29,7 +31,10 @@ def is_unknown_model(error: OmnibusError) -> bool:
 async def refuse_model(connection: WebSocketConnection, scope: Scope, error: OmnibusError) -> None:
     """Accept the handshake, send ``error`` as OpenAI does, and close."""
     await connection.accept(choose_subprotocol(scope))
-    event = {"type": "error", "event_id": event_id(new_session_id(), 1)}
+    id = event_id(new_session_id(), 1)
+    model = dict(parse_qsl(scope["query_string"].decode("latin-1"))).get("model", "")
+    scope[FAILURE] = Failure(error.to_problem(), error.status, model, id=id)
+    event = {"type": "error", "event_id": id}
     body = msgspec.json.encode({**event, "error": {**describe_error(error), "event_id": None}})
     with suppress(ClientDisconnected, TimeoutError):
         async with asyncio.timeout(CLOSE_SECONDS):

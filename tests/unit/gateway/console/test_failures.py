@@ -1,5 +1,6 @@
 """Failed requests as operators find them: on one gateway, over several, with keys, and without the store."""
 
+import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+import websockets
 
 from omnibus.errors import BadInput, StoreUnavailable
 from omnibus.settings import StoreSettings
@@ -101,13 +103,26 @@ async def test_a_rejected_websocket_is_found(home: ToyGateway):
     await home.all_of(OMNI)
     async with open_doorway(home) as door:
         url = f"ws://localhost:{door.port}/v1/realtime"
-        _, error = await expect_rejection(f"{url}?model=nobody")
+        _, error = await expect_rejection(f"{url}?model={OMNI}&intent=singing")
         async with connect_caller(f"ws://localhost:{door.port}"):
             pass
 
     (failure,) = await list_failures(home)
-    assert (failure["status"], failure["path"], failure["id"]) == (404, "/v1/realtime", error["request_id"])
+    assert (failure["status"], failure["path"], failure["id"]) == (400, "/v1/realtime", error["request_id"])
     assert failure["message"] == error["message"]
+
+
+async def test_a_session_with_an_unknown_model_is_found(home: ToyGateway):
+    await home.all_of(OMNI)
+    async with (
+        open_doorway(home) as door,
+        websockets.connect(f"ws://localhost:{door.port}/v1/realtime?model=nobody") as client,
+    ):
+        event = json.loads(await client.recv())
+        await client.wait_closed()
+
+    (failure,) = await list_failures(home)
+    assert (failure["status"], failure["model"], failure["id"]) == (404, "nobody", event["event_id"])
 
 
 async def test_a_request_that_found_no_room_has_no_invocation(tmp_path: Path):
