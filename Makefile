@@ -271,7 +271,7 @@ $(COMMANDS_VENV)/.installed: requirements-clients-commands.txt
 # Without a Node.js, the test that needs it is skipped.
 $(VENV)/lighthouse/.installed: tests/e2e/console/package.json $(VENV)/.dev
 	mkdir -p $(@D) && cp $< $(@D)
-	if command -v npm >/dev/null; then npm install --prefix $(@D) --no-audit --no-fund --no-package-lock --silent; fi
+	if command -v npm >/dev/null; then timeout 300 npm install --prefix $(@D) --no-audit --no-fund --no-package-lock --silent; fi
 	@touch $@
 
 # Without a Node.js, its clients are left out.

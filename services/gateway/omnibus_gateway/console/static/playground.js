@@ -47,7 +47,7 @@ function build() {
   const hello = h("div", { class: "hello" }, h("h2", "Ask a model"), h("p", { class: "faint" }, "Begin with an example, or write a message below."), examples);
   const thread = chat({ wishes, hello, focus: () => prompt.focus(), announce: (words) => say(news, words), changed: (running) => say(send, running ? "Stop" : "Send") });
   const clear = h("button", { type: "button", class: "quiet", onclick: thread.clear }, "New conversation");
-  const form = h("form", { class: "card ask", onsubmit: submit },
+  const form = h("form", { id: "ask", class: "card ask", onsubmit: submit },
     pinned, h("label", h("span", { class: "unseen" }, "Prompt"), prompt),
     h("div", { class: "row" }, h("button", { type: "button", class: "quiet", onclick: () => file.click() }, "Attach"), file, mic, talkButton, said,
       h("small", { id: "how", class: "how" }, "Enter sends, Shift+Enter begins a line"), send), news);
@@ -232,6 +232,6 @@ function choices({ gives }) {
 }
 
 function field(name, attributes) {
-  const input = h("input", attributes);
+  const input = h("input", { form: "ask", ...attributes });
   return { input, label: h("label", name, input) };
 }
