@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.e2e]
 
 CHATS = "**/v1/chat/completions"
 ENDLESS = {"max_tokens": 3000, "ignore_eos": True}
+#: Where the answers of a turn are, at one moment: the page scrolls while they grow.
+BOXES = "turn => [...turn.querySelectorAll('article.answer')].map((each) => each.getBoundingClientRect().toJSON())"
 #: Milliseconds within which an answer must stop.
 STOP_WITHIN = 5_000
 
@@ -170,16 +172,16 @@ def test_two_models_answer_side_by_side_at_the_same_time(writer: Page):
     for answer in answers:
         expect(answer.locator("[aria-busy] .text")).not_to_be_empty()
     expect(turn.locator("[aria-busy]")).to_have_count(2)
-    left, right = (answer.bounding_box() or {} for answer in answers)
-    assert (left["y"], left["x"] + left["width"] <= right["x"]) == (right["y"], True)
+    left, right = turn.evaluate(BOXES)
+    assert (left["y"], left["right"] <= right["x"]) == (right["y"], True)
     prompt_of(writer).press("Escape")
 
     expect(turn.get_by_text("stopped", exact=True).first).to_be_visible()
     assert {each["model"] for each in bodies} == {OMNI, VL}
     assert len({json.dumps(each["messages"]) for each in bodies}) == 1
     writer.set_viewport_size({"width": 360, "height": 740})
-    left, right = (answer.bounding_box() or {} for answer in answers)
-    assert left["y"] + left["height"] <= right["y"]
+    left, right = turn.evaluate(BOXES)
+    assert left["bottom"] <= right["y"]
 
 
 def test_only_models_with_the_same_output_are_compared(writer: Page):
