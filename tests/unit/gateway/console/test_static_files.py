@@ -40,6 +40,15 @@ async def test_the_page_is_served_with_a_strict_policy(home: ToyGateway):
     assert page.headers["referrer-policy"] == "no-referrer"
 
 
+async def test_the_page_names_all_scripts_that_a_browser_loads(home: ToyGateway):
+    page = await home.http.get("/console/")
+    script = await home.http.get("/console/main.js")
+
+    names = re.findall(r"<([\w.]+)>; rel=modulepreload", page.headers["link"])
+    assert {path.name for path in SCRIPTS} - set(names) == {"voice_worklet.js"}
+    assert "link" not in script.headers
+
+
 async def test_every_file_is_served_and_has_the_policy_too(home: ToyGateway):
     for name, file in read_files().items():
         response = await home.http.get(f"/console/{name}")
