@@ -92,7 +92,7 @@ test-kernels: $(VENV)/.dev ## Run the numeric tests with kernels of other proces
 	$(BIN)/python -m tests.kernels --settings $(KERNELS) $(PARALLEL) $(ARGS)
 
 # Debian has the smallest one, 0.1 GB to download, 0.3 GB on disk.
-install-browser: $(VENV)/.dev ## Install Chromium, for the tests of the console
+install-browser: $(VENV)/.dev $(VENV)/lighthouse/.installed ## Install Chromium and Lighthouse, for the tests of the console
 ifeq ($(BROWSER),)
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && timeout 120 apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive timeout 300 apt-get install -y -qq --no-install-recommends \
@@ -269,6 +269,12 @@ $(VOICE_VENV)/.installed: requirements-clients-voice.txt
 $(COMMANDS_VENV)/.installed: requirements-clients-commands.txt
 	test -x $(COMMANDS_VENV)/bin/python || $(PYTHON) -m venv $(COMMANDS_VENV)
 	$(COMMANDS_VENV)/bin/python -m pip install --quiet --no-deps -r requirements-clients-commands.txt
+	@touch $@
+
+# Without a Node.js, the test that needs it is skipped.
+$(VENV)/lighthouse/.installed: tests/e2e/console/package.json $(VENV)/.dev
+	mkdir -p $(@D) && cp $< $(@D)
+	if command -v npm >/dev/null; then timeout 300 npm install --prefix $(@D) --no-audit --no-fund --no-package-lock --silent; fi
 	@touch $@
 
 # Without a Node.js, its clients are left out.

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.e2e.console.browser import find_executable
-from tests.e2e.system import OMNI, System, declare_model, start_system
+from tests.e2e.system import OMNI, VL, System, declare_model, start_system
 
 TOKEN, PAINTER, DIRECTOR = "the-token-of-the-test", "qwen-image-tiny", "ltx2-tiny"
 PATIENCE = 60_000  # milliseconds
@@ -18,10 +18,15 @@ expect.set_options(timeout=PATIENCE)
 
 @pytest.fixture(scope="package")
 def system(
-    tmp_path_factory: pytest.TempPathFactory, omni_checkpoint: Path, image_checkpoint: Path, ltx2_checkpoint: Path
+    tmp_path_factory: pytest.TempPathFactory,
+    omni_checkpoint: Path,
+    vl_checkpoint: Path,
+    image_checkpoint: Path,
+    ltx2_checkpoint: Path,
 ) -> Iterator[System]:
     models = {
         OMNI: single_option("qwen2_5_omni", omni_checkpoint, "M"),
+        VL: single_option("qwen2_5_vl", vl_checkpoint, "EL"),
         PAINTER: single_option("qwen_image", image_checkpoint, "TDV"),
         DIRECTOR: single_option("ltx2", ltx2_checkpoint, "M"),
     }

@@ -56,6 +56,10 @@ HEADERS = {
 }
 
 
+#: A worklet, which no page imports.
+_WORKLET = "voice_worklet.js"
+
+
 class ConsoleFile(NamedTuple):
     body: bytes
     packed: bytes  # by gzip
@@ -80,6 +84,9 @@ class ConsolePages:
 
     def __init__(self) -> None:
         self._files = read_files()
+        scripts = [name for name in self._files if name.endswith(".js") and name != _WORKLET]
+        #: So that a browser loads all scripts at once, not each after the one that imports it.
+        self._preload = {"link": ", ".join(f"<{name}>; rel=modulepreload" for name in scripts)}
 
     def add_routes(self, app: FastAPI) -> None:
         for path in ("/", "/console"):
@@ -93,7 +100,7 @@ class ConsolePages:
         file = self._files.get(name)
         if file is None:
             raise NotFound(f"unknown file {name[:80]!r} of the console")
-        headers = {**HEADERS, "etag": file.tag}
+        headers = {**HEADERS, "etag": file.tag, **(self._preload if name == "index.html" else {})}
         if file.tag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         if "gzip" in request.headers.get("accept-encoding", ""):

@@ -1,15 +1,16 @@
 // One answer while it comes: text, sound that is played at once, pictures that become clearer.
 
 import { ask, events } from "./api.js";
-import { about, badge, fill, h, s, say, trouble } from "./dom.js";
+import { badge, fill, h, s, say } from "./dom.js";
 import { seconds } from "./format.js";
+import { failure, priceText, readRecord, requestLink, waterfallPart } from "./receipt.js";
 import { fromBase64, Player } from "./sound.js";
 import { video } from "./videos.js";
 
 const PEAKS = 160; // bars of a sound
 const PARTIAL = 3; // pictures before the last one
 
-/** Ask and show in `room`; returns the text, to go on with. */
+/** Ask and show in `room`; returns the `text`, to go on with, and the `state`: done, stopped or failed. */
 export async function answer(room, asked, message, signal) {
   const clock = performance.now();
   const since = () => (performance.now() - clock) / 1000;
@@ -17,41 +18,50 @@ export async function answer(room, asked, message, signal) {
   const foot = h("p", { class: "facts-line" }, badge("waiting", "info"));
   const body = h("div", { class: "body", "aria-busy": "true" });
   fill(room, body, foot);
-  const tell = (id = "") => fill(foot, Object.entries(facts).map(([name, value]) => h("span", h("small", `${name} `), value)),
-    id && about(id, "what happened"));
-  let id = "";
+  const told = { id: "", text: "" };
+  const tell = () => fill(foot, Object.entries(facts).map(([name, value]) => h("span", h("small", `${name} `), value)),
+    told.id && h("span", h("small", "request "), requestLink(told.id)));
+  const end = (name, state) => {
+    facts[name] = seconds(since());
+    tell();
+    if (told.id) room.append(waterfallPart(told.id));
+    return { text: told.text, state };
+  };
   try {
-    if (asked.output === "video") {
-      await video(asked, body, { facts, since, signal });
-      facts.total = seconds(since());
-      tell();
-      return "";
+    if (asked.output === "video") await video(asked, body, { facts, since, signal });
+    else {
+      const draws = asked.output === "image";
+      const response = await (draws ? draw(asked, signal) : chat(asked, await message, signal));
+      told.id = response.headers.get("x-request-id") ?? "";
+      await (draws ? pictures : words)(response, body, { facts, since, tell, told });
     }
-    const response = await (asked.output === "image" ? draw(asked, message, signal) : chat(asked, message, signal));
-    id = response.headers.get("x-request-id") ?? "";
-    const text = await (asked.output === "image" ? pictures : words)(response, body, { facts, since, tell: () => tell(id) });
-    facts.total = seconds(since());
-    tell(id);
-    return text;
+    if (told.id && !facts.price) void addPrice(told.id, facts, tell);
+    return end("total", "done");
   } catch (error) {
-    id = error.told?.request_id || id;
     const left = error.name === "AbortError";
-    body.append(left ? badge("stopped", "warn") : trouble(error));
-    facts[left ? "stopped" : "failed"] = seconds(since());
-    tell(id);
-    return "";
+    told.id = error.told?.request_id || told.id;
+    body.append(left ? badge("stopped", "warn") : failure(error));
+    return left ? end("stopped", "stopped") : end("failed", "failed");
   } finally {
     body.removeAttribute("aria-busy");
   }
 }
 
+/** What the record says of the price, for an answer that does not. People without the right to records see none. */
+async function addPrice(id, facts, tell) {
+  const record = await readRecord(id).catch(() => null);
+  if (!record?.usage) return;
+  facts.price = priceText(record.usage);
+  tell();
+}
+
 function chat({ model, output, voice, earlier, max_tokens, temperature, seed }, message, signal) {
   const json = { model, messages: [...earlier, message], stream: true, stream_options: { include_usage: true }, max_tokens, temperature, seed };
   if (output === "speech") Object.assign(json, { modalities: ["text", "audio"], audio: { voice, format: "wav" } });
-  return ask("chat/completions", { method: "POST", json, signal });
+  return ask("chat/completions", { method: "POST", json, signal, headers: { "x-omnibus-usage": "1" } });
 }
 
-function draw({ model, text, files, size, steps, seed }, _, signal) {
+function draw({ model, text, files, size, steps, seed }, signal) {
   const wanted = { model, prompt: text, size, steps, seed, stream: true, partial_images: PARTIAL };
   const images = files.filter((each) => each.way === "image");
   if (!images.length) return ask("images/generations", { method: "POST", json: wanted, signal });
@@ -63,19 +73,19 @@ function draw({ model, text, files, size, steps, seed }, _, signal) {
 
 // Text and sound
 
-async function words(response, body, { facts, since, tell }) {
+async function words(response, body, { facts, since, tell, told }) {
   const text = h("p", { class: "text" });
   const sound = h("div", { class: "sound" });
   body.append(text, sound);
-  let [whole, player, wave] = ["", null, null];
+  let [player, wave] = [null, null];
   try {
     for await (const chunk of events(response)) {
       const delta = chunk.choices?.[0]?.delta ?? {};
       const more = delta.content || delta.audio?.transcript;
       if (more) {
         facts["first word"] ??= seconds(since());
-        whole += more;
-        text.append(more);
+        told.text += more;
+        text.append(text.textContent ? more : more.trimStart());
       }
       if (delta.audio?.data) {
         facts["first sound"] ??= seconds(since());
@@ -84,6 +94,7 @@ async function words(response, body, { facts, since, tell }) {
         wave.add(player.push(fromBase64(delta.audio.data)), player.rate);
       }
       if (chunk.usage) facts.tokens = `${chunk.usage.prompt_tokens} in, ${chunk.usage.completion_tokens} out`;
+      if (chunk.usage?.omnibus) facts.price = priceText(chunk.usage.omnibus);
       tell();
     }
   } catch (error) {
@@ -97,8 +108,7 @@ async function words(response, body, { facts, since, tell }) {
     sound.append(h("audio", { controls: true, src: URL.createObjectURL(player.file()), "aria-label": "The spoken answer" }));
     player.close();
   }
-  if (!whole && !player) say(text, "(nothing)");
-  return whole;
+  if (!told.text && !player) say(text, "(nothing)");
 }
 
 /** Bars that grow as the sound comes. */
@@ -136,5 +146,4 @@ async function pictures(response, body, { facts, since, tell }) {
     if (!over) facts.previews = String(event.partial_image_index + 1);
     tell();
   }
-  return "";
 }

@@ -53,8 +53,8 @@ function ours(path) {
 }
 
 /** Ask; returns the response, raises `Problem` for one that is an error. */
-export async function ask(path, { method = "GET", json, form, signal } = {}) {
-  const headers = {};
+export async function ask(path, { method = "GET", json, form, signal, headers: more = {} } = {}) {
+  const headers = { ...more };
   const token = ours(path) ? keys.get("admin") || keys.get("key") : keys.get("key") || keys.get("admin");
   if (token) headers.authorization = `Bearer ${token}`;
   if (json !== undefined) headers["content-type"] = "application/json";

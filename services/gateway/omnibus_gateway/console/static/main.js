@@ -137,7 +137,8 @@ addEventListener("hashchange", () => {
   }
   show();
 });
-const given = takeToken();
-show();
 // A tab without a token waits a moment for those of other tabs.
-void shareKeys(given, followTab).then(connect);
+void shareKeys(takeToken(), followTab).then(() => {
+  show();
+  connect();
+});

@@ -1,28 +1,36 @@
-// Ask a model: text, pictures, sounds, films and a microphone go in; text, sound and pictures come as they are made. Or
-// talk with it.
+// Chat with a model, or with two side by side: messages above, what to send next below. Or talk with it.
 
 import { get } from "./api.js";
-import { answer } from "./answer.js";
+import { chat, sends, shown } from "./chat.js";
 import { fill, h, say, trouble } from "./dom.js";
 import { exampleButtons } from "./examples.js";
 import { bytes } from "./format.js";
-import { asWav, listen } from "./sound.js";
+import { asWav, listen, SOUNDS } from "./sound.js";
 import { follow, state } from "./state.js";
 import { conversation, voiceSettings } from "./voice.js";
 
-const SOUNDS = { "audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/flac": "flac", "audio/ogg": "ogg", "audio/aac": "aac", "audio/mp4": "m4a" };
-const OUTPUTS = { text: "text", speech: "text and speech", image: "a picture", video: "a video" };
+const OUTPUTS = { text: "text", speech: "text and speech", image: "an image", video: "a video" };
 
+let page = null;
+
+/** The same conversation is there again when somebody comes back to the page. */
 export function playground(room) {
+  page ??= build();
+  fill(room, h("h1", { class: "unseen" }, "Playground"), page.element);
+  return page.begin();
+}
+
+function build() {
   const model = h("select", { id: "model" });
   const output = h("select", { id: "output" });
   const voice = h("select", { id: "voice" });
-  const prompt = h("textarea", { id: "prompt", rows: 3, placeholder: "Ask something. Drop or paste an image, audio or video file.", spellcheck: "false" });
+  const second = h("select", { id: "second" });
+  const prompt = h("textarea", { id: "prompt", rows: 2, placeholder: "Write a message. Drop or paste an image, audio or video file.", spellcheck: "false", "aria-describedby": "how" });
   const file = h("input", { type: "file", id: "file", accept: "image/*,audio/*,video/*", multiple: true, class: "unseen", tabindex: -1, "aria-hidden": "true" });
   const examples = h("div", { class: "row examples", role: "group", "aria-label": "Examples" });
   const pinned = h("ul", { class: "pinned", "aria-label": "Attached" });
   const said = h("div", { role: "status" });
-  const talk = h("section", { class: "talk", "aria-label": "Answers", "aria-live": "polite" });
+  const news = h("div", { role: "status", class: "unseen" });
   const more = {
     max_tokens: field("Most tokens", { type: "number", min: 1, max: 100000, value: 256 }),
     temperature: field("Temperature", { type: "number", min: 0, max: 2, step: 0.1, value: 0 }),
@@ -31,29 +39,27 @@ export function playground(room) {
     seconds: field("Seconds", { type: "number", min: 0.1, max: 3600, step: 0.1, placeholder: "usual" }),
     steps: field("Steps", { type: "number", min: 1, max: 1000, placeholder: "usual" }),
   };
-  const earlier = h("input", { type: "checkbox", id: "earlier" });
   const send = h("button", { type: "submit" }, "Send");
   const mic = h("button", { type: "button", class: "quiet", "aria-pressed": "false", onclick: record }, "Microphone");
   const talking = conversation((open) => say(talkButton, open ? "End conversation" : "Talk"));
   const talkSettings = voiceSettings();
   const talkButton = h("button", { type: "button", class: "quiet", onclick: talkOrEnd }, "Talk");
-  const form = h("form", { class: "card ask", onsubmit: submit },
-    h("div", { class: "row" }, h("label", "Model", model), h("label", "Answer", output), h("label", { id: "voices" }, "Voice", voice)),
-    h("label", h("span", { class: "unseen" }, "Prompt"), prompt), examples, pinned,
-    h("div", { class: "row" }, send, h("button", { type: "button", class: "quiet", onclick: () => file.click() }, "Attach"), file, mic, talkButton,
-      h("button", { type: "button", class: "quiet", onclick: () => { turns.length = 0; fill(talk); } }, "Clear"), said),
-    h("details", h("summary", "Settings"), h("div", { class: "row settings" }, Object.values(more).map((each) => each.label),
-      h("label", { class: "check" }, earlier, "Send earlier turns too"))), talkSettings.room);
-  fill(room, h("h1", { class: "unseen" }, "Playground"), h("div", { class: "play" }, form, talking.panel, talk));
+  const hello = h("div", { class: "hello" }, h("h2", "Ask a model"), h("p", { class: "faint" }, "Begin with an example, or write a message below."), examples);
+  const thread = chat({ wishes, hello, focus: () => prompt.focus(), announce: (words) => say(news, words), changed: (running) => say(send, running ? "Stop" : "Send") });
+  const clear = h("button", { type: "button", class: "quiet", onclick: thread.clear }, "New conversation");
+  const form = h("form", { id: "ask", class: "card ask", onsubmit: submit },
+    pinned, h("label", h("span", { class: "unseen" }, "Prompt"), prompt),
+    h("div", { class: "row" }, h("button", { type: "button", class: "quiet", onclick: () => file.click() }, "Attach"), file, mic, talkButton, said,
+      h("small", { id: "how", class: "how" }, "Enter sends, Shift+Enter begins a line"), send), news);
+  const element = h("div", { class: "play" },
+    h("section", { class: "card setup", "aria-label": "Models and settings" },
+      h("div", { class: "row" }, h("label", "Model", model), h("label", "Answer", output), h("label", { id: "voices" }, "Voice", voice), h("label", "Compare with", second)),
+      h("details", h("summary", "Settings"), h("div", { class: "row settings" }, Object.values(more).map((each) => each.label))), talkSettings.room, clear),
+    thread.element, talking.panel, form);
 
-  const turns = []; // what was said, as messages
   let attached = [];
-  let running = null;
   let known = {};
   let stopped = null;
-
-  void models();
-  const stop = follow(({ plan }) => plan && take(plan.models));
 
   async function models() {
     try {
@@ -86,10 +92,16 @@ export function playground(room) {
     shape();
   }
 
+  /** Which models can be compared, and which settings count. */
   function shape() {
+    const others = Object.keys(known).filter((each) => !known[each] || choices(known[each]).includes(output.value));
+    const before = second.value;
+    fill(second, h("option", { value: "" }, "no other model"), others.map((each) => h("option", { value: each }, each)));
+    second.value = others.includes(before) ? before : "";
+    element.classList.toggle("beside", second.value !== "");
     const films = output.value === "video";
     const draws = films || output.value === "image";
-    form.querySelector("#voices").hidden = output.value !== "speech";
+    element.querySelector("#voices").hidden = output.value !== "speech";
     for (const name of ["size", "steps"]) more[name].label.hidden = !draws;
     more.seconds.label.hidden = !films;
     for (const name of ["max_tokens", "temperature"]) more[name].label.hidden = draws;
@@ -99,6 +111,7 @@ export function playground(room) {
 
   model.addEventListener("change", chosen);
   output.addEventListener("change", shape);
+  second.addEventListener("change", shape);
 
   // What goes in
 
@@ -110,18 +123,16 @@ export function playground(room) {
     for (const each of event.clipboardData.files) void attach(each);
   });
   prompt.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
-      event.preventDefault();
-      form.requestSubmit();
-    }
+    if (event.key === "Escape") thread.stop();
+    else if (sends(event) && !thread.running) form.requestSubmit();
   });
   for (const name of ["dragover", "drop"])
-    form.addEventListener(name, (event) => {
+    element.addEventListener(name, (event) => {
       event.preventDefault();
       form.classList.toggle("over", name === "dragover");
       if (name === "drop") for (const each of event.dataTransfer.files) void attach(each);
     });
-  form.addEventListener("dragleave", () => form.classList.remove("over"));
+  element.addEventListener("dragleave", () => form.classList.remove("over"));
 
   async function attach(given, name = given.name) {
     fill(said);
@@ -180,37 +191,40 @@ export function playground(room) {
 
   // What comes out
 
-  async function submit(event) {
+  function submit(event) {
     event.preventDefault();
-    if (running) return running.abort();
+    if (thread.running) return thread.stop();
     const [text, files] = [prompt.value.trim(), attached];
     if (!text && !files.length) return prompt.focus();
     prompt.value = "";
     attached = [];
     showAttached();
     fill(said);
-    const asked = { model: model.value, output: output.value, voice: voice.value, text, files, earlier: earlier.checked ? [...turns] : [] };
-    for (const [name, { input }] of Object.entries(more)) if (input.value !== "" && !input.parentElement.hidden) asked[name] = input.type === "number" ? Number(input.value) : input.value;
-    const room = h("article", { class: "answer", "aria-label": `Answer of ${asked.model}` });
-    talk.prepend(h("div", { class: "turn" }, h("article", { class: "question" }, files.map(shown), text ? h("p", text) : null), room));
-    running = new AbortController();
-    send.textContent = "Stop";
-    try {
-      const message = await content(asked);
-      const told = await answer(room, asked, message, running.signal);
-      if (told) turns.push(message, { role: "assistant", content: told });
-    } finally {
-      running = null;
-      send.textContent = "Send";
-    }
+    void thread.send(text, files);
   }
 
-  return () => {
-    stop();
-    running?.abort();
-    talking.end();
-    if (stopped) void stopped();
-  };
+  /** What is sent beside the message, for each model. */
+  function wishes() {
+    const fixed = { output: output.value };
+    for (const [name, { input, label }] of Object.entries(more)) if (input.value !== "" && !label.hidden) fixed[name] = input.type === "number" ? Number(input.value) : input.value;
+    return [model.value, second.value].filter(Boolean).map((each) => {
+      const voices = known[each]?.voices ?? [];
+      return { ...fixed, model: each, voice: voices.includes(voice.value) ? voice.value : voices[0] ?? "default" };
+    });
+  }
+
+  function begin() {
+    void models();
+    const stop = follow(({ plan }) => plan && take(plan.models));
+    return () => {
+      stop();
+      thread.stop();
+      talking.end();
+      if (stopped) void record();
+    };
+  }
+
+  return { element, begin };
 }
 
 function choices({ gives }) {
@@ -218,33 +232,6 @@ function choices({ gives }) {
 }
 
 function field(name, attributes) {
-  const input = h("input", attributes);
+  const input = h("input", { form: "ask", ...attributes });
   return { input, label: h("label", name, input) };
 }
-
-function shown({ way, name, url }) {
-  if (way === "image") return h("img", { src: url, alt: name });
-  return h(way, { src: url, controls: true, preload: "metadata", "aria-label": name });
-}
-
-/** The message of the user: text and files as their bytes. */
-async function content({ text, files }) {
-  const parts = await Promise.all(files.map(async ({ way, blob }) => {
-    const url = await dataUrl(blob);
-    if (way === "image") return { type: "image_url", image_url: { url } };
-    if (way === "video") return { type: "video_url", video_url: { url } };
-    return { type: "input_audio", input_audio: { data: url.slice(url.indexOf(",") + 1), format: SOUNDS[blob.type] } };
-  }));
-  if (!parts.length) return { role: "user", content: text };
-  return { role: "user", content: [...parts, ...(text ? [{ type: "text", text }] : [])] };
-}
-
-function dataUrl(blob) {
-  return new Promise((resolve, reject) => {
-    const reader = new FileReader();
-    reader.onload = () => resolve(reader.result);
-    reader.onerror = () => reject(reader.error);
-    reader.readAsDataURL(blob);
-  });
-}
-

@@ -2,6 +2,8 @@
 
 import { askMicrophone } from "./voice_audio.js";
 
+/** Formats of audio in messages, by type of media; others are sent as WAV. */
+export const SOUNDS = { "audio/wav": "wav", "audio/x-wav": "wav", "audio/mpeg": "mp3", "audio/flac": "flac", "audio/ogg": "ogg", "audio/aac": "aac", "audio/mp4": "m4a" };
 const SPOKEN = 16000; // samples per second that are sent
 const AHEAD = 0.08; // seconds until the first sample is heard
 const HEADER = 44;
