@@ -1,4 +1,4 @@
-"""Every example of docs/clients.md and examples/clients runs verbatim against a running system."""
+"""Examples of docs/clients.md and examples/clients run against a running system."""
 
 import asyncio
 import os

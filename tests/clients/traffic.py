@@ -22,7 +22,7 @@ _FRAME_BYTES, _MASK_BYTES = 6, 4
 
 
 class SeenRequest(NamedTuple):
-    """A request with its path, and its body if that is a JSON object."""
+    """A request: its path, and its body if it is JSON."""
 
     path: str
     body: dict[str, Any]
@@ -186,7 +186,7 @@ def _read_object(body: bytes) -> dict[str, Any]:
 
 
 def _dictionaries(value: Any) -> Iterator[dict[str, Any]]:
-    """Yield all objects in ``value``, except those of tools and formats, which may describe images."""
+    """Yield all objects in ``value`` that are not tools or formats."""
     if isinstance(value, dict):
         yield value
         for name, inner in value.items():

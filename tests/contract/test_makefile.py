@@ -1,4 +1,4 @@
-"""What `make` prints while it installs: pip's progress, and warnings of pip only if it fails."""
+"""Output of `make` while it installs: progress of pip, and its warnings only after a failure."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ NOWHERE = "--no-index --find-links /nowhere"
 
 @pytest.fixture
 def make_command(tmp_path: Path) -> list[str]:
-    """The command of a target ``try``, which installs PACKAGE as the targets of the Makefile do."""
+    """The command of a target ``try``, which installs PACKAGE."""
     (tmp_path / "bin").symlink_to(Path(sys.executable).parent)
     rules = tmp_path / "try.mk"
     rules.write_text(f"include Makefile\ntry:\n\t@$(PIP) --dry-run {NOWHERE} $(PACKAGE) $(OR_FAIL)\n")
