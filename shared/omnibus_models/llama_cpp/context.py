@@ -116,6 +116,7 @@ class GgufContext:
         self._columns = np.zeros((3, BATCH_TOKENS), np.int32)  # tokens, positions, sequences
         self._flags = np.zeros(BATCH_TOKENS, np.int8)
         self._batch = point_batch(self._columns, self._flags)
+        self._logits: dict[tuple[int, int], Tensor] = {}  # the newest view, by its address and rows
         #: Handle of the adapter of following tokens, None without one.
         self.adapter: int | None = None
 
@@ -138,7 +139,7 @@ class GgufContext:
             part = tokens[start : start + BATCH_TOKENS]
             self._run_batch(part, self._batch)
             if count := sum(each.wants_logits for each in part):
-                parts.append(torch.from_numpy(self._copy_logits(count)))
+                parts.append(self._copy_logits(count))
         return parts[0] if len(parts) == 1 else torch.cat([torch.empty(0, self._model.vocabulary), *parts])
 
     def _run_batch(self, tokens: Sequence[SequenceToken], batch: TokenBatch) -> None:
@@ -174,10 +175,15 @@ class GgufContext:
         finally:
             self._library.llama_set_causal_attn(self._handle, True)
 
-    def _copy_logits(self, count: int) -> np.ndarray:
+    def _copy_logits(self, count: int) -> Tensor:
         """Return the ``count`` rows of logits that the last batch requested, in its order: float32 [count, V]."""
-        pointer = self._library.llama_get_logits(self._handle)
-        return np.ctypeslib.as_array(pointer, (count, self._model.vocabulary)).copy()
+        address = self._library.llama_get_logits(self._handle)
+        view = self._logits.get((address, count))
+        if view is None:  # the library seldom moves them, and a new view takes longer than the copy
+            numbers = (c_float * (count * self._model.vocabulary)).from_address(address)
+            view = torch.from_numpy(np.ctypeslib.as_array(numbers)).view(count, -1)
+            self._logits = {(address, count): view}
+        return view.clone()
 
     def truncate_sequence(self, sequence: int, length: int) -> bool:
         """Remove all tokens of ``sequence`` but the first ``length``. Returns False if its state cannot be cut."""

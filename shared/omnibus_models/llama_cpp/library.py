@@ -201,7 +201,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "mtmd_input_chunks_size": (c_size_t, [c_void_p]),
     "mtmd_log_set": (None, [_LOG_CALLBACK, c_void_p]),
     "mtmd_tokenize": (c_int32, [c_void_p, c_void_p, POINTER(PromptText), POINTER(c_void_p), c_size_t]),
-    "llama_get_logits": (POINTER(c_float), [c_void_p]),
+    "llama_get_logits": (c_void_p, [c_void_p]),
 }
 
 _loading = threading.Lock()

@@ -123,11 +123,11 @@ class NativeSlots(SeparateCaches):
 
     def run(self, slots: Sequence[int], inputs: Tensor, positions: Sequence[int]) -> Tensor:
         """See ``DecodePass``: logits of the next tokens, in one call of the decoder for each adapter."""
-        tokens = inputs[:, 0].long().tolist()
+        tokens = inputs[:, 0].tolist()
         news = [at for at, slot in enumerate(slots) if slot not in self._ahead]
         for adapter, group in self._native.group_rows(len(slots), news):
             logits = self._native.decode_rows(
-                [tokens[at] for at in group],
+                [int(tokens[at]) for at in group],
                 [positions[at] for at in group],
                 [self._caches[slots[at]].number for at in group],
                 adapter,

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from contextlib import AbstractContextManager, nullcontext
+from math import isnan
 from time import perf_counter
 from typing import Generic, Protocol, TypeVar
 
@@ -328,5 +329,7 @@ def _choose_pass(decoder: Decoder, cache: SlotCache) -> DecodePass:
 
 
 def _check_logits(logits: Tensor) -> None:
-    if bool(logits.amax().isnan()):  # a tenth of the time of isnan().any()
+    # NumPy's maximum takes a tenth of the time of torch's, and that a tenth of isnan().any().
+    largest = logits.numpy().max() if logits.device.type == "cpu" else logits.amax()
+    if isnan(largest):
         raise Fatal("the model computed values that are not numbers for this request; check its media and weights")
