@@ -26,6 +26,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Tests run in a separate session, so executors with a lower priority would get only idle CPU time.
 os.environ.setdefault("OMNIBUS_EXECUTOR_NICE", "0")
 
+# The readline that pytest imports sets them for workers, which have no terminal. Output would be as narrow as one.
+for name in ("COLUMNS", "LINES"):
+    os.environ.pop(name, None)
+
 # Every client would load the trusted certificates again, 60 ms of CPU; tests connect to local servers only.
 http_transports.create_ssl_context = functools.cache(http_transports.create_ssl_context)
 

@@ -10,7 +10,7 @@ A chat with any field that is not listed here is not plain. This includes fields
 """
 
 from operator import attrgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -203,6 +203,9 @@ class StreamOptions(Struct, frozen=True):
 class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One chat request. None means that the client did not set the field."""
 
+    #: Whether the oldest messages may be left out, so that the others fit the context.
+    drops_history: ClassVar[bool] = False
+
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     messages: Annotated[list[Message], Meta(min_length=1, max_length=2048)]
     modalities: Annotated[list[Modality], Meta(min_length=1, max_length=3)] | None = None
@@ -273,11 +276,6 @@ class ChatRequest(VllmParams, frozen=True, kw_only=True, forbid_unknown_fields=T
         """Limit of generated tokens; None for the rest of the context."""
         limit = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         return None if limit == NO_TOKEN_LIMIT else limit
-
-    @property
-    def drops_history(self) -> bool:
-        """True if the oldest messages may be left out, so that the others fit the context."""
-        return False
 
     @property
     def choice_count(self) -> int:

@@ -27,7 +27,7 @@ from omnibus_gateway.openai.chat_request import (
 )
 from omnibus_gateway.openai.chat_response import FinishReason, TokenLogprob, Usage, build_usage
 from omnibus_gateway.openai.options import VllmParams, check_vllm_params
-from omnibus_gateway.openai.parse import check_token_limit, decode_body
+from omnibus_gateway.openai.parse import decode_body, token_limit_error
 
 PATH = "/v1/completions"
 
@@ -176,7 +176,8 @@ _encode = msgspec.json.Encoder().encode
 def parse_completion_request(body: bytes) -> CompletionRequest:
     """Decode and check a request. Raises ``BadRequest`` with ``param``, and ``TooLarge``."""
     request = decode_body(_DECODER, body)
-    check_token_limit(request.max_tokens, "max_tokens")
+    if request.max_tokens == 0:
+        raise token_limit_error()
     if request.logprobs is not None and request.echo:
         raise BadRequest("Prompts have no logprobs: omit echo or logprobs.", param="logprobs")
     if request.best_of is not None and request.best_of != request.choices_per_prompt:

@@ -386,15 +386,15 @@ def _check_supported(request: ChatRequest) -> None:
         value = getattr(request, name)
         if value is not None and not harmless(value):
             raise _unsupported_value(name)
-    check_token_limit(request.max_tokens, "max_tokens")
+    if request.max_tokens == 0:
+        raise token_limit_error()
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise BadRequest("Set max_completion_tokens or max_tokens, not both.", param="max_tokens")
 
 
-def check_token_limit(limit: int | None, param: str) -> None:
-    """Raises ``BadRequest`` for a ``limit`` of 0."""
-    if limit == 0:
-        raise BadRequest(f"{param} must be at least 1, or -1 for the rest of the context.", param=param)
+def token_limit_error() -> BadRequest:
+    """Return the error of a limit of 0 tokens."""
+    return BadRequest("max_tokens must be at least 1, or -1 for the rest of the context.", param="max_tokens")
 
 
 def _check_audio(request: ChatRequest) -> None:

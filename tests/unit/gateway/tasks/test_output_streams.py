@@ -67,7 +67,7 @@ async def test_a_result_that_was_read_does_not_arrive_again():
 MORE = {"reasoning": "", "calls": "", "logprobs": {}}
 TEXTS: dict[str, tuple[Any, list[Any]]] = {
     "text": ("hello", [{"text": "hello"}]),
-    "a chunk": (TextChunk(text="a", finish_reason="stop"), [{"text": "a", "ids": [], "finish_reason": "stop", "usage": {}, **MORE}]),
+    "a chunk": (TextChunk(text="a", finish_reason="stop"), [{"text": "a", "ids": [], "tokens": [], "finish_reason": "stop", "usage": {}, **MORE}]),
     "an item": (Item({"text": "a"}), [{"text": "a"}]),
 }  # fmt: skip
 
@@ -79,7 +79,7 @@ async def test_one_part_is_a_stream_of_one(value: Any, expected_items: list[Any]
 
 async def test_what_is_made_part_by_part_arrives_part_by_part():
     assert await read_items(as_item_stream("text", yield_parts("a", TextChunk(text="b")))) == [
-        {"text": "a"}, {"text": "b", "ids": [], "finish_reason": "", "usage": {}, **MORE},
+        {"text": "a"}, {"text": "b", "ids": [], "tokens": [], "finish_reason": "", "usage": {}, **MORE},
     ]  # fmt: skip
 
 

@@ -73,9 +73,7 @@ from omnibus_gateway.openai.responses.tools import (
 class TruncatedChat(ChatRequest, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A chat whose oldest messages may be left out."""
 
-    @property
-    def drops_history(self) -> bool:
-        return True
+    drops_history = True
 
 
 class ChatOfResponse(Struct, frozen=True):
