@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
-from websockets.exceptions import InvalidStatus
 
 from omnibus_models.world import audio_oracle, scenes, tone_synth
 from tests.e2e.meaning.asking import OMNI
@@ -138,9 +137,9 @@ async def test_a_turn_is_found_in_what_a_microphone_gives_and_answered_aloud(wor
     await world_system.ledger_is_empty()
 
 
-async def test_an_unknown_model_is_refused_as_everywhere(world_system: System):
-    async with world_system.client() as client:
-        with pytest.raises(InvalidStatus) as caught:
-            async with client.realtime.connect(model="nobody"):
-                pass
-    assert caught.value.response.status_code == 404
+async def test_an_unknown_model_is_an_error_event(world_system: System):
+    async with world_system.client() as client, client.realtime.connect(model="nobody") as connection:
+        event = await connection.recv()
+
+    assert event.type == "error"
+    assert (event.error.code, event.error.param) == ("not_found", "model")

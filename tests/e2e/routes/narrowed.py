@@ -30,6 +30,8 @@ _BOUNDED: dict[str, dict[str, Schema]] = {
     "ChatRequest": {"model": {"enum": [OMNI]}, "max_completion_tokens": _TOKENS, "modalities": {"enum": [["text"], ["text", "audio"]]}, "audio": {"$ref": "#/components/schemas/AudioOutput"}},
     "MessageRequest": {"model": {"enum": [OMNI]}, "max_tokens": _TOKENS},
     "CountTokensRequest": {"model": {"enum": [OMNI]}},
+    "TokenizeRequest": {"model": {"enum": [OMNI]}, "prompt": {"type": "string"}},
+    "DetokenizeRequest": {"model": {"enum": [OMNI]}, "tokens": {"type": "array", "items": {"enum": [1, 7]}, "maxItems": 8}},
     "CompletionRequest": {"model": {"enum": [OMNI]}, "max_tokens": _TOKENS, "n": _FEW},
     "ResponseRequest": {"model": {"enum": [OMNI]}, "max_output_tokens": _TOKENS},
     "InputTokensRequest": {"model": {"enum": [OMNI]}},
@@ -57,6 +59,8 @@ _FREE: dict[str, tuple[str, ...]] = {
         "messages", "system", "stream", "stop_sequences", "temperature", "top_p", "top_k", "metadata", "service_tier",
     ),
     "CountTokensRequest": ("messages", "system"),
+    "TokenizeRequest": ("add_special_tokens", "return_token_strs"),
+    "DetokenizeRequest": (),
     "CompletionRequest": ("prompt", "stream", "temperature", "top_p", "seed", "stop", "ignore_eos"),
     "ResponseRequest": (
         "input", "instructions", "stream", "store", "temperature", "top_p", "seed", "metadata", "user", "include",

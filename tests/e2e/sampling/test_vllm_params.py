@@ -76,7 +76,7 @@ REJECTED: Body = {
     "sampling_params_list": [{"temperature": 0}],
 }
 #: Parameters that need the plain answer, covered by separate tests.
-OWN_TESTS = {"stop", "stop_token_ids", "include_stop_str_in_output", "bad_words"}
+OWN_TESTS = {"stop", "stop_token_ids", "include_stop_str_in_output", "bad_words", "max_tokens"}
 
 
 async def send_body(client: httpx.AsyncClient, body: Body, path: str = "/v1/chat/completions") -> httpx.Response:

@@ -61,7 +61,6 @@ def _explain_model(outcome: PlanningOutcome, name: str, loads: OptionLoads, why:
         "rate": outcome.expected_rate(name),
         "capacity": solution.capacity * outcome.weights[name],
         "measured": demand.measured,
-        "load_known": demand.rate > 0,  # otherwise rates, utilisations and latencies are those at capacity
         "bottlenecks": binding,
         "limiting_link": " to ".join(outcome.link),
         "learned": msgspec.to_builtins(ready.learned),

@@ -6,6 +6,7 @@ Texts for planned models: the expected load and latency of each, and the deploym
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from omnibus.cells import base_option, cell_shares, has_cells
@@ -54,10 +55,10 @@ def _wrapped_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterat
 def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
     yield f"{name}: {model.get('reason', '')}"
     rate, capacity = _number_text(model.get("rate")), _number_text(model.get("capacity"))
-    if _is_load_known(model):
+    if _is_below_capacity(model):
         yield f"  {rate} req/s expected, {capacity} req/s can be served"
     else:
-        yield f"  no load declared or measured yet; {capacity} req/s can be served, for which the figures below are"
+        yield f"  {capacity} req/s can be served; no lower load is known, so the figures below are for this rate"
     yield from _promise_lines(model.get("promise"))
     for option, correction in model.get("learned", {}).items():
         factor, jobs = _number_text(correction.get("factor")), correction.get("jobs")
@@ -71,9 +72,12 @@ def _model_lines(name: str, model: Mapping[str, Any]) -> Iterator[str]:
             yield f"  {text}: {_list_text(model[note])}"
 
 
-def _is_load_known(model: Mapping[str, Any]) -> bool:
-    """Return whether the plan expects a rate of this model. Waits at its capacity grow without end."""
-    return bool(model.get("load_known", True))
+def _is_below_capacity(model: Mapping[str, Any]) -> bool:
+    """Return whether the plan expects a rate below the capacity, at which waits grow without end, or a measured one.
+
+    Without a load, the figures of a plan are those at its capacity.
+    """
+    return bool(model.get("measured")) or model.get("rate", 0.0) < model.get("capacity", inf)
 
 
 def _promise_lines(promise: Any) -> Iterator[str]:
@@ -101,8 +105,8 @@ def _option_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             f"{name}/{option}",
             str(use.get("replicas", "")),
             f"{use.get('gpus', '')} {use.get('gpu', '')}".strip(),
-            _share_text(use.get("utilisation")) + ("" if _is_load_known(model) else " when full"),
-            _seconds_text(use.get("wait")) if _is_load_known(model) else "",
+            _share_text(use.get("utilisation")) + ("" if _is_below_capacity(model) else " when full"),
+            _seconds_text(use.get("wait")) if _is_below_capacity(model) else "",
             "more would serve more" if option in model.get("bottlenecks", ()) else "",
         ]
         for name, model in models.items()
@@ -118,8 +122,8 @@ def _type_lines(models: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             kind,
             _number_text(each.get("rate")),
             _seconds_text(each.get("alone")),
-            _seconds_text(each.get("latency")) if _is_load_known(model) else "",
-            _seconds_text(each.get("p99")) if _is_load_known(model) else "",
+            _seconds_text(each.get("latency")) if _is_below_capacity(model) else "",
+            _seconds_text(each.get("p99")) if _is_below_capacity(model) else "",
         ]
         for name, model in models.items()
         for kind, each in model.get("types", {}).items()

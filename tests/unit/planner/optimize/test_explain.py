@@ -184,7 +184,7 @@ def test_a_plan_without_a_load_expects_none():
 
     (fresh_lines, known_lines) = (render_text(result) for result in (fresh, known))
 
-    assert "no load declared or measured yet" in fresh_lines
+    assert "no lower load is known" in fresh_lines
     assert "expected" not in fresh_lines
     assert "100% when full" in fresh_lines
     assert "grows" not in fresh_lines

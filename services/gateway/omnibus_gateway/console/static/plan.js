@@ -83,7 +83,7 @@ function deployments({ explain }) {
 }
 
 function expected(name, model) {
-  const known = model.load_known ?? true; // else rates are those at capacity, where waits grow
+  const known = model.measured || !(model.rate >= model.capacity); // else rates are those at capacity, where waits grow
   const spare = known && model.capacity > 0 ? model.rate / model.capacity : null;
   const wait = (value) => num(known ? grows(value) : "–");
   const full = meter(`${name}: expected rate of its capacity`);
