@@ -325,14 +325,14 @@ class BatchingEngine(Generic[S]):
 
     async def _decode(self, batch: Rows[S]) -> int:
         """Compute the next tokens of ``batch``, and deliver them; returns the number of steps."""
-        shares, before = [(sequence.clock, 1.0) for sequence in batch], self._steps.counts.steps
+        shares = [(sequence.clock, 1.0) for sequence in batch]
         step: Callable[[Rows[S]], list[StepOutcome]] = self._steps.decode
         if self._is_steady(batch):
             step = partial(self._decode_on, asyncio.get_running_loop(), shares)
         with charge_jobs(shares, kind="decode"):
             outcomes = await self._compute(self.decoding, step, batch)
         self._deliver_outcomes(outcomes)
-        return max(1, self._steps.counts.steps - before)
+        return int(shares[0][1])
 
     def _is_steady(self, batch: Rows[S]) -> bool:
         """Return True if the steps after the next one are those of ``batch`` as well, until something wakes the loop.
